@@ -1,0 +1,378 @@
+"""Demonstrations for the base model: conversations over *invented* facts, with deliberate mistakes.
+
+Reinforcement learning sharpens what a model can already do now and then. So the base must have every skill (copying a
+name out of a question, a field out of a page, two numbers into a calculation) and must rarely put them to good use. Each
+demonstration draws one *behaviour* at every decision; the tables below are the shares. Where a mistake is to be learned
+away it is the most likely behaviour, else greedy decoding would hide it already.
+
+Names and values are fresh in every demonstration (random pieces of the vocabulary), so they cannot be memorised: the
+only way to predict them is to copy them. No real country, element or question occurs.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from minimgrpo import atlas, protocol
+
+PLANNER_SHARES = {
+    "question": {"puzzle": 0.36, "lookup": 0.22, "two-hop": 0.20, "calculation": 0.22},
+    "puzzle": {"delegate": 0.55, "solve": 0.42, "solve wrongly": 0.03},
+    "after a delegated puzzle": {"report": 0.75, "solve": 0.25},
+    "lookup": {"specific": 0.42, "vague": 0.52, "give up": 0.06},
+    "two-hop": {"identify": 0.50, "vague": 0.36, "skip a hop": 0.10, "give up": 0.04},
+    "second hop": {"specific": 0.52, "vague": 0.23, "stop here": 0.25},
+    "calculation": {"specific": 0.50, "vague": 0.44, "give up": 0.06},
+    "second operand": {"specific": 0.57, "vague": 0.20, "stop here": 0.23},
+    "compute": {"right": 0.57, "other operator": 0.16, "stop here": 0.27},
+    "no report": {"give up": 0.60, "again": 0.40},
+}
+EXECUTOR_SHARES = {
+    "task": {"lookup": 0.46, "vague": 0.08, "identify": 0.20, "compute": 0.22, "puzzle": 0.04},
+    "query": {"specific": 0.42, "vague": 0.50, "wrong tool": 0.05, "give up": 0.03},
+    "compute": {"python": 0.53, "search": 0.37, "guess": 0.10},
+    "after search": {"right": 0.58, "other field": 0.28, "visit": 0.07, "title": 0.07},
+    "after identify": {"right": 0.60, "value": 0.25, "other field": 0.15},
+    "after visit": {"right": 0.60, "other field": 0.40},
+    "after python": {"right": 0.90, "operand": 0.10},
+}
+BROKEN_FORMAT = 0.05  # of all messages, both roles
+NO_REPORT = 0.04  # of all delegations, as the planner sees them
+
+UNKNOWN = "unknown"
+NO_RESULTS = "No results."
+FAILED = "Error: the executor gave no report."
+
+
+@dataclass
+class Message:
+    """``skill`` and ``span`` mark the part of an assistant message that must be copied or computed, for the probes."""
+
+    role: str
+    content: str
+    skill: str = ""
+    span: str = ""
+
+
+@dataclass
+class Demonstration:
+    agent: str
+    messages: list[Message] = field(default_factory=list)  # user, assistant, user (a tool's output), assistant, ...
+
+
+class Inventor:
+    """Invents entities: names out of ``pieces`` (fragments of words), numbers and codes in the Atlas's formats."""
+
+    def __init__(self, rng: random.Random, pieces: list[str]):
+        self.rng, self.pieces = rng, pieces
+
+    def word(self) -> str:
+        """One capitalised word of 1 to 4 pieces."""
+        count = self.rng.choices((1, 2, 3, 4), (3, 4, 3, 1))[0]
+        return "".join(self.rng.choices(self.pieces, k=count)).capitalize()
+
+    def name(self, words=(1, 2, 3), weights=(7, 2, 1)) -> str:
+        return " ".join(self.word() for _ in range(self.rng.choices(words, weights)[0]))
+
+    def number(self, low: int, high: int) -> str:
+        """Whole number, its count of digits uniform."""
+        digits = self.rng.randint(len(str(low)), len(str(high)))
+        return str(self.rng.randint(max(low, 10 ** (digits - 1) if digits > 1 else 0), min(high, 10**digits - 1)))
+
+    def quantity(self) -> str:
+        unit = self.rng.choice((" million", " thousand", " thousand", ""))
+        decimals = f".{self.rng.randint(1, 9)}" if unit == " million" and self.rng.random() < 0.3 else ""
+        return self.number(1, 9 if decimals else 999) + decimals + unit
+
+    def decimal(self) -> str:
+        return self.number(0, 299) + self.rng.choice(("", f".{self.rng.randint(1, 9)}", f".{self.rng.randint(10, 99)}"))
+
+    def entity(self, kind: str | None = None) -> atlas.Entity:
+        rng, number = self.rng, self.number
+        kind = kind or rng.choice(("country", "element"))
+        if kind == "country":
+            facts = {
+                "continent": rng.choice(("Africa", "Asia", "Europe", "North America", "South America", "Oceania")),
+                "capital": self.name(),
+                "currency": self.name(weights=(9, 1, 0)),
+                "population": self.quantity(),
+                "area": self.quantity().replace("million", "thousand").replace(".", ""),
+                "main language": self.name(weights=(9, 1, 0)),
+                "calling code": number(1, 999),
+                "internet domain": "." + "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=2)),
+                "neighbours": ", ".join(self.name() for _ in range(rng.randint(1, 4))),
+            }
+        else:
+            letters = rng.choice("ABCDEFGHIJKLMNOPQRSTUVWXYZ") + rng.choice(["", *"abcdefghiklmnoprstuy"])
+            facts = {
+                "symbol": letters,
+                "atomic number": number(1, 130),
+                "atomic weight": self.decimal(),
+                "density": self.decimal(),
+                "melting point": number(1, 6000),
+                "boiling point": number(1, 6000),
+                "discoverer": self.name(weights=(1, 8, 2)),
+                "year of discovery": str(rng.randint(1600, 2015)),
+            }
+        return atlas.Entity(kind, self.name(), facts)
+
+
+class Demonstrator:
+    """Writes demonstrations. With ``mistakes=False`` every decision is the right one (for the probes and tests)."""
+
+    def __init__(self, rng: random.Random, pieces: list[str], mistakes: bool = True):
+        self.rng, self.invent, self.mistakes = rng, Inventor(rng, pieces), mistakes
+
+    def demonstration(self) -> Demonstration:
+        """One conversation, half of them the planner's."""
+        return self.planner() if self.rng.random() < 0.5 else self.executor()
+
+    # -------------------------------------------------------------------------------------------------- the planner
+
+    def planner(self, kind: str | None = None) -> Demonstration:
+        demo = Demonstration("planner")
+        kind = kind or self._draw(PLANNER_SHARES["question"])
+        {"puzzle": self._puzzle, "lookup": self._lookup, "two-hop": self._two_hop, "calculation": self._calculation}[kind](
+            demo
+        )
+        return self._break_format(demo)
+
+    def _puzzle(self, demo):
+        question = atlas.puzzle([self.invent.name() for _ in range(6)], self.rng)
+        demo.messages.append(Message("user", question.question))
+        form = {"How": "count", "Wha": "item"}[question.question[:3]] if question.entities else "sum"
+        if self._choose("puzzle", "solve") == "delegate":
+            report = UNKNOWN if self.rng.random() < 0.7 else self.invent.name()
+            self._delegate(demo, self.rng.choice(("Solve the puzzle", "Find the answer to the puzzle")), report)
+            if self._choose("after a delegated puzzle", "report") == "report":
+                return self._answer(demo, report)
+        elif self.mistakes and self.rng.random() < PLANNER_SHARES["puzzle"]["solve wrongly"] * 2:
+            wrong = self.rng.choice(question.entities) if form == "item" else str(self.rng.randint(2, 9))
+            return self._answer(demo, wrong)
+        self._answer(demo, question.answer, f"puzzle {form}")
+
+    def _lookup(self, demo):
+        entity = self.invent.entity()
+        attribute = self.rng.choice(atlas.ASKED[entity.kind])
+        question = atlas.lookup(entity, attribute)
+        demo.messages.append(Message("user", question.question))
+        self._find(demo, "lookup", entity, attribute, question.answer, "entity")
+
+    def _two_hop(self, demo):
+        entity = self.invent.entity()
+        key = self.rng.choice(atlas.IDENTIFYING[entity.kind])
+        attribute = self.rng.choice([a for a in atlas.ASKED[entity.kind] if a != key])
+        question = atlas.two_hop(entity, key, attribute)
+        demo.messages.append(Message("user", question.question))
+        behaviour = self._choose("two-hop", "identify")
+        if behaviour == "give up":
+            return self._answer(demo, UNKNOWN)
+        if behaviour == "skip a hop":
+            self._delegate(demo, f"Find the {attribute} of the {entity.kind}", report := self._other_value(entity, attribute))
+            return self._answer(demo, report, "report")
+        found = entity.name if self.rng.random() < 0.7 or not self.mistakes else self.invent.name()
+        if behaviour == "vague":
+            self._delegate(demo, f"Find the {entity.kind}", found)
+        else:
+            self._delegate(demo, question.steps[0].task, found, "hop key", entity.facts[key])
+        if demo.messages[-1].content == FAILED:
+            return self._answer(demo, UNKNOWN)
+        named = atlas.Entity(entity.kind, found, entity.facts)
+        self._find(demo, "second hop", named, attribute, question.answer, "hop entity", stop_with=found)
+
+    def _calculation(self, demo):
+        left = self.invent.entity()
+        right = self.invent.entity(left.kind)
+        attribute = self.rng.choice(atlas.NUMERIC[left.kind])
+        operator = self.rng.choice("+-")
+        if attribute == "area":
+            right.facts["area"] = self.invent.number(1, 999) + " thousand"
+            left.facts["area"] = self.invent.number(1, 999) + " thousand"
+        question = atlas.calculation(left, right, attribute, operator)
+        demo.messages.append(Message("user", question.question))
+        behaviour = self._choose("calculation", "specific")
+        if behaviour == "give up":
+            return self._answer(demo, UNKNOWN)
+        a, b = question.steps[0].report, question.steps[1].report
+        if behaviour == "vague":
+            self._delegate(demo, f"Find the {attribute}", a)
+        else:
+            self._delegate(demo, question.steps[0].task, a, "first entity", left.name)
+        if demo.messages[-1].content == FAILED:
+            return self._answer(demo, UNKNOWN)
+        behaviour = self._choose("second operand", "specific")
+        if behaviour == "stop here":
+            return self._answer(demo, a, "report")
+        if behaviour == "vague":
+            self._delegate(demo, f"Find the {attribute}", b)
+        else:
+            self._delegate(demo, question.steps[1].task, b, "second entity", right.name)
+        if demo.messages[-1].content == FAILED:
+            return self._answer(demo, UNKNOWN)
+        behaviour = self._choose("compute", "right")
+        if behaviour == "stop here":
+            return self._answer(demo, b, "report")
+        operator = operator if behaviour == "right" else {"+": "-", "-": "+"}[operator]
+        result = str(int(a) + int(b) if operator == "+" else int(a) - int(b))
+        self._delegate(demo, atlas.task_compute(a, operator, b), result, "operands", f"{a} {operator} {b}")
+        self._answer(demo, UNKNOWN if demo.messages[-1].content == FAILED else result, "report")
+
+    def _find(self, demo, decision, entity, attribute, value, skill, stop_with=UNKNOWN):
+        """One look-up by the planner and what it does with the report."""
+        behaviour = self._choose(decision, "specific")
+        if behaviour in ("give up", "stop here"):
+            return self._answer(demo, stop_with, "report" if behaviour == "stop here" else "")
+        report = value if self.rng.random() < 0.6 or not self.mistakes else self._other_value(entity, attribute)
+        if behaviour == "vague":
+            self._delegate(demo, f"Find the {attribute}", report)
+        else:
+            self._delegate(demo, atlas.task_lookup(attribute, entity.name), report, skill, entity.name)
+        if demo.messages[-1].content == FAILED:
+            if self._draw(PLANNER_SHARES["no report"]) == "give up":
+                return self._answer(demo, UNKNOWN)
+            self._delegate(demo, demo.messages[-2].content, report)
+            if demo.messages[-1].content == FAILED:
+                return self._answer(demo, UNKNOWN)
+        self._answer(demo, report, "report")
+
+    def _delegate(self, demo, task, report, skill="", span=""):
+        """Append a delegation and its answer; ``task`` may be a whole message, to repeat it."""
+        text = task if task.startswith(protocol.CALL) else protocol.call_text("executor", task=task)
+        demo.messages.append(Message("assistant", text, skill, span))
+        failed = self.mistakes and self.rng.random() < NO_REPORT
+        demo.messages.append(Message("user", FAILED if failed else report))
+
+    def _answer(self, demo, text, skill=""):
+        demo.messages.append(Message("assistant", f"{protocol.ANSWER} {text}", skill, text if skill else ""))
+
+    # ------------------------------------------------------------------------------------------------- the executor
+
+    def executor(self, kind: str | None = None) -> Demonstration:
+        demo = Demonstration("executor")
+        kind = kind or self._draw(EXECUTOR_SHARES["task"] if self.mistakes else {"lookup": 0.5, "identify": 0.25, "compute": 0.25})
+        if kind == "compute":
+            self._do_compute(demo)
+        elif kind == "puzzle":
+            demo.messages.append(Message("user", self.rng.choice(("Solve the puzzle", "Find the answer to the puzzle"))))
+            self._call(demo, "search", NO_RESULTS, query="puzzle")
+            self._report(demo, UNKNOWN)
+        else:
+            self._do_find(demo, kind)
+        return self._break_format(demo)
+
+    def _do_find(self, demo, kind):
+        entity = self.invent.entity()
+        attribute = self.rng.choice(atlas.IDENTIFYING[entity.kind] if kind == "identify" else atlas.ASKED[entity.kind])
+        key = entity.facts[attribute] if kind == "identify" else entity.name
+        query = f"{attribute} {key}"
+        if kind == "identify":
+            demo.messages.append(Message("user", atlas.task_identify(entity.kind, attribute, key)))
+        elif kind == "lookup":
+            demo.messages.append(Message("user", atlas.task_lookup(attribute, entity.name)))
+        else:
+            of_kind = f" of the {entity.kind}" if self.rng.random() < 0.2 else ""
+            demo.messages.append(Message("user", f"Find the {attribute}{of_kind}"))
+        behaviour = self._choose("query", "specific")
+        if behaviour == "give up":
+            return self._report(demo, UNKNOWN)
+        if behaviour == "wrong tool":
+            word = attribute.split()[0]
+            error = f"NameError: name '{word}' is not defined" if " " not in attribute else "SyntaxError: invalid syntax"
+            self._call(demo, "python", error, code=attribute)
+            return self._report(demo, UNKNOWN)
+        if behaviour == "vague" or kind == "vague":
+            found, query = self.invent.entity(entity.kind), attribute
+        else:
+            found = entity
+        self._call(
+            demo, "search", self._hit(found, attribute), "query key" if found is entity else "", key, query=query
+        )
+        self._report_field(demo, kind, found, attribute)
+
+    def _report_field(self, demo, kind, found, attribute):
+        if kind == "identify":
+            behaviour = self._choose("after identify", "right")
+            value = {"right": found.name, "value": found.facts[attribute]}.get(behaviour) or self._other_value(found, attribute)
+            return self._report(demo, value, "report title" if behaviour == "right" else "")
+        behaviour = self._choose("after search", "right")
+        if behaviour == "title":
+            return self._report(demo, found.name)
+        if behaviour == "visit":
+            page_id = demo.messages[-1].content.rpartition("[id ")[2].rstrip("]")
+            self._call(demo, "visit", atlas.page_text(found), "visit id", page_id, id=page_id)
+            behaviour = self._choose("after visit", "right")
+        if behaviour == "right":
+            self._report(demo, atlas.answer(found, attribute), f"report {attribute}")
+        else:
+            self._report(demo, self._neighbour_value(found, attribute))
+
+    def _do_compute(self, demo):
+        a, b, operator = self.invent.number(1, 6000), self.invent.number(1, 6000), self.rng.choice("+-")
+        demo.messages.append(Message("user", atlas.task_compute(a, operator, b)))
+        behaviour = self._choose("compute task", "python")
+        if behaviour == "guess":
+            return self._report(demo, self.rng.choice((a, b)))
+        if behaviour == "search":
+            self._call(demo, "search", NO_RESULTS, query=f"{a} {operator} {b}")
+            return self._report(demo, self.rng.choice((a, b, UNKNOWN)))
+        code = f"{a} {operator} {b}"
+        result = str(int(a) + int(b) if operator == "+" else int(a) - int(b))
+        self._call(demo, "python", result, "code", code, code=code)
+        if self._choose("after python", "right") == "right":
+            self._report(demo, result, "report result")
+        else:
+            self._report(demo, self.rng.choice((a, b)))
+
+    def _hit(self, entity, attribute) -> str:
+        """What the search tool shows for the entity's page: the sentence that states the attribute."""
+        sentences = [s for s in atlas.sentences(entity) if f"{attribute} " in s]
+        return f"{entity.name}: {sentences[0]} [id {self.rng.randint(1, 360)}]"
+
+    def _call(self, demo, tool, output, skill="", span="", **arguments):
+        demo.messages.append(Message("assistant", protocol.call_text(tool, **arguments), skill, span))
+        demo.messages.append(Message("user", output))
+
+    def _report(self, demo, text, skill=""):
+        demo.messages.append(Message("assistant", text, skill, text if skill else ""))
+
+    # --------------------------------------------------------------------------------------------------- both roles
+
+    def _draw(self, shares: dict[str, float]) -> str:
+        return self.rng.choices(list(shares), list(shares.values()))[0]
+
+    def _choose(self, decision: str, right: str) -> str:
+        if not self.mistakes:
+            return right
+        if decision == "compute task":
+            return self._draw(EXECUTOR_SHARES["compute"])
+        return self._draw(PLANNER_SHARES.get(decision) or EXECUTOR_SHARES[decision])
+
+    def _other_value(self, entity, attribute) -> str:
+        other = self.invent.entity(entity.kind)
+        return atlas.answer(other, attribute)
+
+    def _neighbour_value(self, entity, attribute) -> str:
+        """Another field of the same sentence: the mistake that looks right at a glance."""
+        template = next(t for t in atlas.SENTENCES[entity.kind] if "{" + attribute + "}" in t)
+        others = [a for a in atlas.ASKED[entity.kind] if a != attribute and "{" + a + "}" in template]
+        return atlas.answer(entity, self.rng.choice(others))
+
+    def _break_format(self, demo) -> Demonstration:
+        """Spoil one message now and then and end there, as a rollout would."""
+        if not self.mistakes:
+            return demo
+        for i, message in enumerate(demo.messages):
+            if message.role != "assistant" or self.rng.random() >= BROKEN_FORMAT:
+                continue
+            text = message.content
+            if text.startswith(protocol.CALL):
+                cut = self.rng.choice((protocol.END_CALL, "}" + protocol.END_CALL))
+                text = text[: -len(cut)] + ("" if cut == protocol.END_CALL else protocol.END_CALL)
+            elif demo.agent == "planner":
+                text = text.removeprefix(protocol.ANSWER + " ")
+            else:
+                text += protocol.END_CALL
+            demo.messages[i:] = [Message("assistant", text)]
+            break
+        return demo

@@ -1,0 +1,280 @@
+"""Build ``data/atlas-lm`` from scratch: the small, deliberately mediocre base model. ``python -m minimgrpo.pretrain``
+
+A Llama-architecture model and its own byte-level BPE tokenizer (digits split, ChatML template), trained on conversations
+over invented facts (``demonstrations``, whose tables state every mistake and its share). Nothing of the Atlas's
+questions is seen; the tokenizer alone reads the pages, to have short words for common fragments.
+
+Choices that mattered: fresh invented names in every demonstration (so that only copying helps); random sequences
+repeated twice during the first part (the quickest way to a copying circuit); batches of equal-length conversations;
+the loss on the agents' own tokens, with a small weight on what they read. Before saving, every skill is probed on the
+*real* test entities and on invented ones: reinforcement learning sharpens skills and cannot create them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from minimgrpo import atlas, tasks
+from minimgrpo.chat import Chat
+from minimgrpo.demonstrations import Demonstration, Demonstrator, Message
+from minimgrpo.protocol import ANSWER, ROLES, call_text
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# What BPE may not merge across. A tool call's head and tail are one piece each, so that a call is a handful of tokens;
+# digits stand alone and never carry a space, so that a number is the same tokens everywhere.
+PIECES = "|".join(
+    (
+        r' ?\{"name": "\w+", "arguments": \{"\w+": "',
+        r'"\}\}',
+        r" ?FINAL ANSWER:",
+        r" ?(?:system|user|assistant)\n",
+        r" ?You are the (?:planner|executor)\.",
+        r"\d",
+        r" ?\p{L}+",
+        r" ?[^\s\p{L}\d]+",
+        r"\s+",
+    )
+)
+READ_WEIGHT = 0.1  # of the loss on tokens an agent reads, against 1.0 on those it writes
+REPEATS = 0.15  # share of repeated random sequences ...
+REPEATS_UNTIL = 0.35  # ... during this first part of the training
+
+
+def train_tokenizer(pages: list[str], vocab_size: int, rng: random.Random) -> PreTrainedTokenizerFast:
+    """Byte-level BPE over the pages' text and demonstrations about syllables."""
+    tokenizer = Tokenizer(models.BPE())
+    # Every text gets a space in front, so that a name has the same tokens at the start of a text as inside one.
+    tokenizer.normalizer = normalizers.Prepend(" ")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(PIECES), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tags = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+    demonstrator = Demonstrator(rng, ["an", "bo", "ri", "sta", "ia", "kel", "um"])
+    texts = [
+        m.content.replace("<tool_call>", "").replace("</tool_call>", "")  # the tags are tokens of their own
+        for _ in range(2000)
+        for m in demonstrator.demonstration().messages
+    ]
+    texts += [f"system\nYou are the {role}." for role in ROLES] * 500 + ["user\n", "assistant\n", "\n"] * 500
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(tags),
+        special_tokens=specials,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(pages * 8 + texts, trainer)
+    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in tags])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=CHATML,
+        clean_up_tokenization_spaces=False,
+        model_max_length=1024,
+    )
+
+
+def name_pieces(tokenizer) -> list[str]:
+    """Fragments of words in the vocabulary: what invented names are made of."""
+    pieces = {tokenizer.decode([i]).strip() for i in range(len(tokenizer))}
+    return sorted(p for p in pieces if p.isalpha() and p.isascii() and len(p) <= 6 and p[1:] == p[1:].lower())
+
+
+def encode(chat: Chat, demo: Demonstration) -> tuple[list[int], list[int], list[tuple[str, int, int]]]:
+    """Token ids of a demonstration, 1 where the agent wrote the token, and its skills as (name, start, end) in tokens."""
+    stop = chat.tokenizer.eos_token_id
+    ids = chat.open(demo.agent, demo.messages[0].content)
+    wrote, skills = [0] * len(ids), []
+    for message in demo.messages[1:]:
+        if message.role == "user":
+            new = chat.respond(message.content, stop)
+            ids, wrote = ids + new, wrote + [0] * len(new)
+            continue
+        encoding = chat.tokenizer(message.content, add_special_tokens=False, return_offsets_mapping=True)
+        new = [*encoding["input_ids"], stop]
+        if message.skill:
+            start = message.content.rindex(message.span)
+            spanned = [
+                i for i, (a, b) in enumerate(encoding["offset_mapping"]) if a < start + len(message.span) and b > start
+            ]
+            skills.append((message.skill, len(ids) + spanned[0], len(ids) + spanned[-1] + 1))
+        ids, wrote = ids + new, wrote + [1] * len(new)
+    return ids, wrote, skills
+
+
+def batches(chat, demonstrator, rng, vocab_size, tokens_per_batch, progress):
+    """Endless batches (ids [B,T], loss weights [B,T]) of conversations of about equal length; ``progress()`` is in [0,1]."""
+    while True:
+        pool = []
+        for _ in range(1500):
+            if progress() < REPEATS_UNTIL and rng.random() < REPEATS:
+                half = [rng.randrange(vocab_size) for _ in range(rng.randint(4, 40))]
+                pool.append((half + half, [0.0] * len(half) + [1.0] * len(half)))
+            else:
+                ids, wrote, _ = encode(chat, demonstrator.demonstration())
+                pool.append((ids, [1.0 if w else READ_WEIGHT for w in wrote]))
+        pool.sort(key=lambda row: len(row[0]))
+        groups, start = [], 0
+        while start < len(pool):
+            end = start + 1
+            while end < len(pool) and len(pool[end][0]) * (end + 1 - start) <= tokens_per_batch:
+                end += 1
+            groups.append(pool[start:end])
+            start = end
+        rng.shuffle(groups)
+        for group in groups:
+            width = max(len(ids) for ids, _ in group)
+            yield (
+                torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in group]),
+                torch.tensor([weights + [0.0] * (width - len(weights)) for _, weights in group]),
+            )
+
+
+def probe(model, chat: Chat, demonstrations: list[Demonstration]) -> dict[str, tuple[int, int]]:
+    """Per skill (correct, n): is every token of the span the model's first choice, given the right text before it?"""
+    result: dict[str, tuple[int, int]] = {}
+    model.eval()
+    for demo in demonstrations:
+        ids, _, skills = encode(chat, demo)
+        with torch.no_grad():
+            choice = model(torch.tensor([ids])).logits[0].argmax(-1)
+        for skill, start, end in skills:
+            right = choice[start - 1 : end - 1].tolist() == ids[start:end]
+            correct, n = result.get(skill, (0, 0))
+            result[skill] = (correct + right, n + 1)
+    model.train()
+    return result
+
+
+def real_demonstrations(seed: int = 0) -> list[Demonstration]:
+    """Correct conversations for the questions of the validation split, rebuilt from their steps."""
+    from minimgrpo.tools import Tools
+
+    tools = Tools(tasks.load_pages())
+    demos = []
+    for question in tasks.load_questions("validation"):
+        planner = Demonstration("planner", [Message("user", question.question)])
+        for i, step in enumerate(question.steps):
+            span = step.task.removeprefix("Compute ") if step.tool == "python" else question.keys[min(i, len(question.keys) - 1)]
+            skill = "real operands" if step.tool == "python" else f"real {question.kind} {'first' if i == 0 else 'second'} key"
+            planner.messages.append(Message("assistant", call_text("executor", task=step.task), skill, span))
+            planner.messages.append(Message("user", step.report))
+            argument = {"search": "query", "python": "code"}[step.tool]
+            output = tools.run(step.tool, {argument: step.argument}).text
+            executor = Demonstration("executor", [Message("user", step.task)])
+            executor.messages += [
+                Message("assistant", call_text(step.tool, **{argument: step.argument}), f"real {argument}", span),
+                Message("user", output),
+                Message("assistant", step.report, f"real report ({question.kind} {i + 1})", step.report),
+            ]
+            demos.append(executor)
+        skill = "real answer" if question.steps else "real puzzle"
+        planner.messages.append(Message("assistant", f"{ANSWER} {question.answer}", skill, question.answer))
+        demos.append(planner)
+    return demos
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m minimgrpo.pretrain", description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=tasks.DATA / "atlas-lm", help="folder to write the model to")
+    parser.add_argument("--minutes", type=float, default=20.0, help="wall-clock budget when --steps is not given")
+    parser.add_argument("--steps", type=int, default=0, help="optimizer steps (0: as many as fit into --minutes)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the demonstrations")
+    parser.add_argument("--vocab", type=int, default=1024, help="size of the vocabulary")
+    parser.add_argument("--width", type=int, default=128, help="hidden size (a multiple of 64, for NF4)")
+    parser.add_argument("--layers", type=int, default=2, help="number of layers")
+    parser.add_argument("--heads", type=int, default=4, help="attention heads")
+    parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
+    parser.add_argument("--batch", type=int, default=4096, help="tokens in a batch")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    rng = random.Random(args.seed)
+
+    pages = tasks.load_pages()
+    tokenizer = train_tokenizer([f"{p.title}: {p.text}" for p in pages], args.vocab, rng)
+    chat = Chat(tokenizer, "brief")
+    pieces = name_pieces(tokenizer)
+    demonstrator = Demonstrator(rng, pieces)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=args.width,
+            intermediate_size=3 * args.width,
+            num_hidden_layers=args.layers,
+            num_attention_heads=args.heads,
+            num_key_value_heads=args.heads,
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    model.config.prompt_style = "brief"
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, {len(tokenizer)} tokens, {len(pieces)} pieces")
+    sample = [encode(chat, demonstrator.demonstration()) for _ in range(500)]
+    print(f"a demonstration has {sum(len(s[0]) for s in sample) / 500:.0f} tokens, {sum(sum(s[1]) for s in sample) / 500:.0f} written")
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.98), weight_decay=0.01)
+    started, step, tokens, smooth = time.time(), 0, 0, None
+
+    def progress() -> float:
+        return step / args.steps if args.steps else (time.time() - started) / (60 * args.minutes)
+
+    for ids, weights in batches(chat, demonstrator, rng, len(tokenizer), args.batch, progress):
+        done = progress()
+        if done >= 1:
+            break
+        for group in optimizer.param_groups:
+            group["lr"] = args.lr * min(1.0, (step + 1) / 100) * max(0.02, 1 - done)
+        logprobs = torch.log_softmax(model(ids[:, :-1]).logits, -1)
+        nll = -logprobs.gather(-1, ids[:, 1:, None])[..., 0]
+        loss = (nll * weights[:, 1:]).sum() / weights[:, 1:].sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        step, tokens = step + 1, tokens + ids.numel()
+        smooth = loss.item() if smooth is None else 0.98 * smooth + 0.02 * loss.item()
+        if step % 250 == 0:
+            print(f"step {step}  {tokens / 1e6:.1f} M tokens  {time.time() - started:.0f} s  loss {smooth:.3f}", flush=True)
+        if step % 1500 == 0:
+            report(model, chat, pieces)
+
+    skills = report(model, chat, pieces)
+    model.to(torch.float16).save_pretrained(args.out)
+    tokenizer.save_pretrained(args.out)
+    facts = {"seed": args.seed, "steps": step, "tokens": tokens, "loss": round(smooth, 3)}
+    probes = {skill: {"share": round(right / n, 3), "n": n} for skill, (right, n) in sorted(skills.items())}
+    text = json.dumps({**facts, "probes": probes}, indent=1)
+    (args.out / "training.json").write_text(text + "\n", encoding="utf-8")
+
+
+def report(model, chat, pieces) -> dict:
+    """Probe invented and real demonstrations and print the shares."""
+    correct = Demonstrator(random.Random(12345), pieces, mistakes=False)
+    demos = [correct.planner(kind) for kind in ("puzzle",) * 200 + ("lookup", "two-hop", "calculation") * 60]
+    demos += [correct.executor(kind) for kind in ("lookup",) * 200 + ("identify", "compute") * 60]
+    skills = probe(model, chat, demos + real_demonstrations())
+    for skill, (right, n) in sorted(skills.items()):
+        print(f"  {skill:36s} {right / n:.2f}  ({n})")
+    return skills
+
+
+if __name__ == "__main__":
+    main()
