@@ -42,7 +42,6 @@ NO_REPORT = 0.04  # of all delegations, as the planner sees them
 
 UNKNOWN = "unknown"
 NO_RESULTS = "No results."
-FAILED = "Error: the executor gave no report."
 
 
 @dataclass
@@ -73,7 +72,9 @@ class Inventor:
         return "".join(self.rng.choices(self.pieces, k=count)).capitalize()
 
     def name(self, words=(1, 2, 3), weights=(7, 2, 1)) -> str:
-        return " ".join(self.word() for _ in range(self.rng.choices(words, weights)[0]))
+        """One to three words, now and then joined as in Isle of Man or Guinea-Bissau."""
+        joint = self.rng.choices((" ", " of ", " and ", " the ", "-", "'"), (90, 3, 2, 1, 3, 1))[0]
+        return joint.join(self.word() for _ in range(self.rng.choices(words, weights)[0]))
 
     def number(self, low: int, high: int) -> str:
         """Whole number, its count of digits uniform."""
@@ -83,10 +84,12 @@ class Inventor:
     def quantity(self) -> str:
         unit = self.rng.choice((" million", " thousand", " thousand", ""))
         decimals = f".{self.rng.randint(1, 9)}" if unit == " million" and self.rng.random() < 0.3 else ""
-        return self.number(1, 9 if decimals else 999) + decimals + unit
+        return self.number(1, 9 if decimals else 19999) + decimals + unit
 
     def decimal(self) -> str:
-        return self.number(0, 299) + self.rng.choice(("", f".{self.rng.randint(1, 9)}", f".{self.rng.randint(10, 99)}"))
+        whole, rng = self.number(0, 299), self.rng
+        small = "." + "0" * rng.randint(1, 4) + self.number(1, 999)  # a gas's density
+        return whole + rng.choice(("", f".{rng.randint(1, 9)}", f".{rng.randint(10, 99)}", small))
 
     def entity(self, kind: str | None = None) -> atlas.Entity:
         rng, number = self.rng, self.number
@@ -99,9 +102,9 @@ class Inventor:
                 "population": self.quantity(),
                 "area": self.quantity().replace("million", "thousand").replace(".", ""),
                 "main language": self.name(weights=(9, 1, 0)),
-                "calling code": number(1, 999),
+                "calling code": number(1, 9999),
                 "internet domain": "." + "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=2)),
-                "neighbours": ", ".join(self.name() for _ in range(rng.randint(1, 4))),
+                "neighbours": ", ".join(self.name() for _ in range(rng.randint(1, 6))),
             }
         else:
             letters = rng.choice("ABCDEFGHIJKLMNOPQRSTUVWXYZ") + rng.choice(["", *"abcdefghiklmnoprstuy"])
@@ -176,7 +179,7 @@ class Demonstrator:
             self._delegate(demo, f"Find the {entity.kind}", found)
         else:
             self._delegate(demo, question.steps[0].task, found, "hop key", entity.facts[key])
-        if demo.messages[-1].content == FAILED:
+        if demo.messages[-1].content == protocol.NO_REPORT:
             return self._answer(demo, UNKNOWN)
         named = atlas.Entity(entity.kind, found, entity.facts)
         self._find(demo, "second hop", named, attribute, question.answer, "hop entity", stop_with=found)
@@ -199,7 +202,7 @@ class Demonstrator:
             self._delegate(demo, f"Find the {attribute}", a)
         else:
             self._delegate(demo, question.steps[0].task, a, "first entity", left.name)
-        if demo.messages[-1].content == FAILED:
+        if demo.messages[-1].content == protocol.NO_REPORT:
             return self._answer(demo, UNKNOWN)
         behaviour = self._choose("second operand", "specific")
         if behaviour == "stop here":
@@ -208,7 +211,7 @@ class Demonstrator:
             self._delegate(demo, f"Find the {attribute}", b)
         else:
             self._delegate(demo, question.steps[1].task, b, "second entity", right.name)
-        if demo.messages[-1].content == FAILED:
+        if demo.messages[-1].content == protocol.NO_REPORT:
             return self._answer(demo, UNKNOWN)
         behaviour = self._choose("compute", "right")
         if behaviour == "stop here":
@@ -216,7 +219,7 @@ class Demonstrator:
         operator = operator if behaviour == "right" else {"+": "-", "-": "+"}[operator]
         result = str(int(a) + int(b) if operator == "+" else int(a) - int(b))
         self._delegate(demo, atlas.task_compute(a, operator, b), result, "operands", f"{a} {operator} {b}")
-        self._answer(demo, UNKNOWN if demo.messages[-1].content == FAILED else result, "report")
+        self._answer(demo, UNKNOWN if demo.messages[-1].content == protocol.NO_REPORT else result, "report")
 
     def _find(self, demo, decision, entity, attribute, value, skill, stop_with=UNKNOWN):
         """One look-up by the planner and what it does with the report."""
@@ -228,11 +231,11 @@ class Demonstrator:
             self._delegate(demo, f"Find the {attribute}", report)
         else:
             self._delegate(demo, atlas.task_lookup(attribute, entity.name), report, skill, entity.name)
-        if demo.messages[-1].content == FAILED:
+        if demo.messages[-1].content == protocol.NO_REPORT:
             if self._draw(PLANNER_SHARES["no report"]) == "give up":
                 return self._answer(demo, UNKNOWN)
             self._delegate(demo, demo.messages[-2].content, report)
-            if demo.messages[-1].content == FAILED:
+            if demo.messages[-1].content == protocol.NO_REPORT:
                 return self._answer(demo, UNKNOWN)
         self._answer(demo, report, "report")
 
@@ -241,7 +244,7 @@ class Demonstrator:
         text = task if task.startswith(protocol.CALL) else protocol.call_text("executor", task=task)
         demo.messages.append(Message("assistant", text, skill, span))
         failed = self.mistakes and self.rng.random() < NO_REPORT
-        demo.messages.append(Message("user", FAILED if failed else report))
+        demo.messages.append(Message("user", protocol.NO_REPORT if failed else report))
 
     def _answer(self, demo, text, skill=""):
         demo.messages.append(Message("assistant", f"{protocol.ANSWER} {text}", skill, text if skill else ""))

@@ -87,10 +87,11 @@ def train_tokenizer(pages: list[str], vocab_size: int, rng: random.Random) -> Pr
     )
 
 
-def name_pieces(tokenizer) -> list[str]:
-    """Fragments of words in the vocabulary: what invented names are made of."""
+def name_pieces(tokenizer, pages: list[str]) -> list[str]:
+    """What invented names are made of: fragments of words in the vocabulary, and the pages' accented letters."""
     pieces = {tokenizer.decode([i]).strip() for i in range(len(tokenizer))}
-    return sorted(p for p in pieces if p.isalpha() and p.isascii() and len(p) <= 6 and p[1:] == p[1:].lower())
+    pieces = {p for p in pieces if p.isalpha() and p.isascii() and len(p) <= 6 and p[1:] == p[1:].lower()}
+    return sorted(pieces | {c for page in pages for c in page if c.isalpha() and not c.isascii()})
 
 
 def encode(chat: Chat, demo: Demonstration) -> tuple[list[int], list[int], list[tuple[str, int, int]]]:
@@ -198,17 +199,17 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, default=2, help="number of layers")
     parser.add_argument("--heads", type=int, default=4, help="attention heads")
     parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
-    parser.add_argument("--batch", type=int, default=4096, help="tokens in a batch")
+    parser.add_argument("--batch", type=int, default=2048, help="tokens in a batch")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     rng = random.Random(args.seed)
 
-    pages = tasks.load_pages()
-    tokenizer = train_tokenizer([f"{p.title}: {p.text}" for p in pages], args.vocab, rng)
+    pages = [f"{page.title}: {page.text}" for page in tasks.load_pages()]
+    tokenizer = train_tokenizer(pages, args.vocab, rng)
     chat = Chat(tokenizer, "brief")
-    pieces = name_pieces(tokenizer)
+    pieces = name_pieces(tokenizer, pages)
     demonstrator = Demonstrator(rng, pieces)
     model = LlamaForCausalLM(
         LlamaConfig(

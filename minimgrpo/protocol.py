@@ -32,6 +32,7 @@ TOOLS = {
 CALL, END_CALL = "<tool_call>", "</tool_call>"
 RESPONSE, END_RESPONSE = "<tool_response>", "</tool_response>"
 ANSWER = "FINAL ANSWER:"
+NO_REPORT = "Error: the executor gave no report."
 
 # "brief" is what the shipped atlas-lm was trained with (a model's config.json names its style); every other model gets
 # "full", which explains the whole protocol.

@@ -5,8 +5,8 @@ The repository's own are the Atlas (``data/atlas``, described in ``data/README.m
     pages = tasks.load_pages()
     questions = tasks.load_questions("validation")
 
-Only ``Question.question`` is meant for an agent. The answer, the names and the steps are left out of ``print(question)``,
-so a question that is formatted into a prompt by mistake does not give itself away.
+Only ``Question.question`` is meant for an agent. The answer and everything that helps to grade it are left out of
+``print(question)``, so a question that lands in a prompt as a whole by mistake does not give itself away.
 
 Files are read with ``json`` and not with ``datasets``: importing that takes more than a second and it keeps a cache on
 disk, for files of a few hundred kilobytes. They load there all the same: ``load_dataset("json", data_files=...)``.

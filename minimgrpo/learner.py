@@ -1,0 +1,151 @@
+"""One role's update: a batch of trajectories -> loss -> optimizer -> checkpoint.
+
+Each trajectory is computed once and weighted by its copies (a duplicate is a loss weight). Trajectories without
+advantage are left out before any forward pass: they add nothing to the gradient, but stay in the denominator. The rest
+is sorted by length into micro-batches of about equal cost, which share one denominator, so splitting does not change the
+gradient. The old log-probs are the sampled ones; with one epoch the first pass has ratio 1.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from minimgrpo import grpo
+from minimgrpo.policy import ModelError, Policy
+from minimgrpo.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The loss and its optimizer."""
+
+    lr: float = 3e-3
+    "Adam's learning rate"
+    clip_low: float = 0.2
+    "how far a ratio may fall below 1"
+    clip_high: float = 0.28
+    "how far a ratio may rise above 1"
+    ratio: str = "token"
+    "importance ratio: token, sequence (the paper's product) or sequence_mean"
+    average: str = "token"
+    "loss average: token, sequence or constant"
+    kl: float = 0.0
+    "weight of the KL to the base (0: off, and no extra pass)"
+    epochs: int = 1
+    "passes over each batch; one optimizer step a pass"
+    max_grad_norm: float = 1.0
+    "gradients longer than this are shortened to it"
+    tokens: int = 12288
+    "padded tokens in a micro-batch: bounds the memory, changes nothing else"
+
+
+class Learner:
+    """Trains the adapter of ``role``; ``version`` counts its updates."""
+
+    def __init__(self, policy: Policy, role: str, objective: Objective, temperature: float = 1.0):
+        if temperature <= 0:
+            raise ValueError(f"training needs a temperature above 0, not {temperature}")
+        self.policy, self.role, self.objective, self.temperature = policy, role, objective, temperature
+        self.parameters = list(policy.parameters(role).values())
+        self.optimizer = torch.optim.Adam(self.parameters, lr=objective.lr, betas=(0.9, 0.95))
+        self.version = 0
+
+    def update(self, trajectories: list[Trajectory], lr: float | None = None) -> dict[str, float]:
+        """One step on a batch whose ``advantage`` and ``copies`` are set -> what it measured.
+
+        ``trained`` trajectories of ``trained_tokens`` tokens took part; ``loss``, ``grad_norm`` (before shortening),
+        ``entropy`` (mean surprise of the sampled tokens, nats) and ``grpo.policy_stats`` describe the last epoch.
+        """
+        objective, started = self.objective, time.perf_counter()
+        kept = [t for t in trajectories if t.copies > 0 and t.sampled]
+        used = kept if objective.kl else [t for t in kept if t.advantage != 0]
+        used = sorted(used, key=lambda t: len(t.token_ids))
+        metrics = {"trained": len(used), "trained_tokens": sum(len(t.token_ids) for t in used), "grad_norm": 0.0}
+        self.policy.use(self.role)
+        self.policy.model.train()
+        for group in self.optimizer.param_groups:
+            group["lr"] = objective.lr if lr is None else lr
+        for _ in range(objective.epochs if used else 0):
+            self.optimizer.zero_grad(set_to_none=True)
+            metrics |= self._accumulate(used, self._normalizer(kept), self._tokens(kept))
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters, objective.max_grad_norm).item()
+            if not math.isfinite(norm):
+                raise FloatingPointError(f"the {self.role}'s gradient is not finite in update {self.version + 1}")
+            self.optimizer.step()
+            metrics["grad_norm"] = norm
+        self.policy.model.eval()
+        self.version += 1
+        return metrics | {"learn_seconds": time.perf_counter() - started}
+
+    def _accumulate(self, used: list[Trajectory], normalizer: float, tokens: float) -> dict[str, float]:
+        """Add the whole batch's gradient to the parameters, micro-batch by micro-batch."""
+        objective, total, weighted = self.objective, {"loss": 0.0, "ratio_max": 0.0}, 0.0
+        for batch in self._micro_batches(used):
+            ids, masks = [t.token_ids for t in batch], [t.mask for t in batch]
+            logprobs, mask = self.policy.score(self.role, ids, masks, self.temperature)
+            width = mask.shape[1]
+            device = logprobs.device
+            old = torch.tensor([t.logprobs + [0.0] * (width - len(t.logprobs)) for t in batch], device=device)
+            advantages = torch.tensor([t.advantage for t in batch], device=device)
+            copies = torch.tensor([float(t.copies) for t in batch], device=device)
+            clip = (objective.clip_low, objective.clip_high, objective.ratio)
+            loss = grpo.policy_loss(
+                logprobs, old, advantages, mask, copies, *clip, average=objective.average, normalizer=normalizer
+            )
+            if objective.kl:
+                with torch.no_grad():
+                    reference, _ = self.policy.score(None, ids, masks, self.temperature)
+                self.policy.use(self.role)
+                divergence = (grpo.kl_k3(logprobs, reference) * mask * copies[:, None]).sum() / tokens
+                loss = loss + objective.kl * divergence
+                total["kl"] = total.get("kl", 0.0) + divergence.item()
+            loss.backward()
+            stats = grpo.policy_stats(logprobs.detach(), old, advantages, mask, copies, *clip)
+            stats["entropy"] = -(logprobs.detach() * mask * copies[:, None]).sum().item() / self._tokens(batch)
+            total["loss"] += loss.item()
+            total["ratio_max"] = max(total["ratio_max"], stats.pop("ratio_max"))
+            for name, value in stats.items():
+                total[name] = total.get(name, 0.0) + value * self._tokens(batch)
+            weighted += self._tokens(batch)
+        return {n: v if n in ("loss", "ratio_max", "kl") else v / weighted for n, v in total.items()}
+
+    def _micro_batches(self, used: list[Trajectory]) -> list[list[Trajectory]]:
+        """Cut a list sorted by length so that each piece has at most ``objective.tokens`` padded tokens."""
+        batches: list[list[Trajectory]] = []
+        for trajectory in used:
+            if not batches or len(trajectory.token_ids) * (len(batches[-1]) + 1) > self.objective.tokens:
+                batches.append([])
+            batches[-1].append(trajectory)
+        return batches
+
+    def _tokens(self, trajectories: list[Trajectory]) -> float:
+        return float(sum(t.copies * t.sampled for t in trajectories))
+
+    def _normalizer(self, kept: list[Trajectory]) -> float:
+        width = max(len(t.mask) for t in kept)
+        mask = torch.tensor([t.mask + [0] * (width - len(t.mask)) for t in kept])
+        return grpo.loss_normalizer(mask, [t.copies for t in kept], self.objective.average)
+
+    # ---------------------------------------------------------------------------------------------- checkpoints
+
+    def save(self, folder: Path) -> None:
+        """Write adapter, optimizer and version into ``folder``."""
+        self.policy.save_adapter(self.role, folder)
+        torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
+        (folder / "learner.json").write_text(json.dumps({"role": self.role, "version": self.version}), encoding="utf-8")
+
+    def load(self, folder: Path) -> None:
+        """Continue from what ``save`` wrote. Raises ModelError when it is damaged."""
+        self.policy.load_adapter(self.role, folder)
+        try:
+            self.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
+            self.version = json.loads((folder / "learner.json").read_text(encoding="utf-8"))["version"]
+        except (OSError, ValueError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise ModelError(f"the checkpoint {folder} is damaged: {error}") from None

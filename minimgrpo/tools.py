@@ -1,0 +1,250 @@
+"""The executor's three tools: search a corpus, visit a page, run Python.
+
+Every call gives a ToolResult: a failure is text that the agent reads, and nothing an agent writes raises an exception.
+The same call gives the same text in every process, so that a run which was killed and continued sees what it would have
+seen (exceptions: a program that reads the clock, or that runs for about as long as it may).
+
+- Search is BM25 (bm25s, no stemmer) with its own tokenizer: one-letter words and numbers stay, since pages about
+  elements and countries are full of them; case and accents are folded on both sides, so 'curacao' finds Curaçao.
+- A hit shows one sentence of its page: the one that says most of what the query asks beyond the page's name.
+- Python runs in pydantic-monty: an interpreter for a subset of the language, in worker processes, without files or
+  network, limited in time and memory. It hangs in a forked process: once a program has run, start processes by 'spawn'.
+"""
+
+import functools
+import re
+import unicodedata
+from dataclasses import dataclass
+
+import bm25s
+import numpy as np
+from pydantic_monty import CollectString, Monty, MontyCrashedError, MontyRuntimeError, MontySyntaxError
+
+# None of these is the symbol of a chemical element: as (arsenic), at, be, he, i, in, no, am and os are left to BM25,
+# which gives next to no weight to a word that most pages have.
+STOP_WORD = re.compile(
+    "a|an|and|are|by|find|for|from|has|have|is|it|its|of|on|or|that|the|this|to|was|were|what|which|who|whose|with"
+)
+# A number with its decimals, or a word with a dot in front ('.gh'). A possessive 's is dropped: 's' is sulfur.
+WORD = re.compile(r"(\d+\.\d+|(?:(?<!\w)\.)?\w+)(?:['’]s\b)?")
+# After a mark and before a space, so that '7.87' and '.gh' stay whole, and so does 'St. John'; or at a line's end.
+SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\bSt\.)\s+|\n+")
+SNIPPET_CHARS = 300
+
+PYTHON_LIMITS = {"max_feed_duration_secs": 1.0, "max_memory": 64 * 2**20, "max_recursion_depth": 200}
+PYTHON_POLICY = {"sleep": "zero", "random_start": {"seed": 0}}  # time.sleep returns at once, `random` repeats itself
+TOO_SLOW = "TimeoutError: the program ran longer than 1 second"  # monty's own text holds the measured time
+
+
+def _tool(name: str, description: str, required: str, **properties: dict) -> dict:
+    schema = {"type": "object", "properties": properties, "required": [required]}
+    return {"name": name, "description": description, "parameters": schema}
+
+
+TOOL_DESCRIPTIONS = [
+    _tool(
+        "search",
+        "Search the pages. A result is one line: the page's title, the sentence that fits best, the page's id.",
+        required="query",
+        query={"type": "string", "description": "the words to look for"},
+    ),
+    _tool(
+        "visit",
+        "Read a page. A long one comes in parts, and its last line says which part of how many this is.",
+        required="id",
+        id={"type": "string", "description": "the page's id, as search shows it"},
+        page={"type": "integer", "description": "the part, from 1; 1 if left out"},
+    ),
+    _tool(
+        "python",
+        "Run a program and read what it prints and the value of its last expression. It is a subset of Python: "
+        "no yield, no class inheritance, no del, no numpy, no files, no network. The modules math, re, json, datetime, "
+        "itertools and collections are there. A program ends after 1 second, and nothing is kept for the next one.",
+        required="code",
+        code={"type": "string", "description": "the program"},
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Page:
+    """One document of the corpus: a unique id, a title, plain text."""
+
+    id: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One search result; score is BM25's, above 0."""
+
+    id: str
+    title: str
+    snippet: str
+    score: float
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What the agent reads after a tool call, and whether the call worked."""
+
+    text: str
+    ok: bool
+
+
+def words(text: str) -> list[str]:
+    """The words that search looks at, in order. A stop word that is written as a code ('.is', 'IT') is none.
+
+    >>> words("What is the symbol on Curaçao's coins? H, 7.87")
+    ['symbol', 'curacao', 'coins', 'h', '7.87']
+    >>> words("Is it .is or IT?")
+    ['is', 'it']
+    """
+    if not text.isascii():
+        text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    found = WORD.findall(text)
+    kept = [w for w in found if not STOP_WORD.fullmatch(w.lower()) or (w.isupper() and len(w) > 1)]
+    return [w.lstrip(".").casefold() for w in kept]
+
+
+class Search:
+    """A BM25 index over pages, in which a title counts twice beside the text. ValueError if there is no word at all.
+
+    >>> iron = Page("fe", "Iron", "Iron is a metal. Its density is 7.87 g/cm3.")
+    >>> index = Search([iron, Page("gh", "Ghana", "Ghana is a country. Its domain is .gh.")])
+    >>> [(hit.id, hit.snippet) for hit in index.search("density of iron")]
+    [('fe', 'Its density is 7.87 g/cm3.')]
+    """
+
+    def __init__(self, pages: list[Page]):
+        self.pages = pages
+        vocabulary: dict[str, int] = {}
+        corpus = [2 * words(page.title) + words(page.text) for page in pages]
+        corpus = [[vocabulary.setdefault(word, len(vocabulary)) for word in page_words] for page_words in corpus]
+        if not vocabulary:
+            raise ValueError("Search needs at least one page with a word in it.")
+        self.bm25 = bm25s.BM25()
+        self.bm25.index((corpus, vocabulary), show_progress=False, create_empty_token=False)
+        self.titles = [set(words(page.title)) for page in pages]
+        sentences = [SENTENCE_END.split(page.text.strip()) for page in pages]
+        self.sentences = [[(sentence, set(words(sentence))) for sentence in of_page] for of_page in sentences]
+
+    def search(self, query: str, k: int = 1) -> list[Hit]:
+        """The best k pages, best first, equal scores in the order of the pages; only pages that share a word."""
+        if k < 1:
+            raise ValueError(f"k must be at least 1, not {k}.")
+        asked = list(dict.fromkeys(words(query)))
+        ids = self.bm25.get_tokens_ids(asked)
+        if not ids:
+            return []
+        scores = self.bm25.get_scores_from_ids(ids)  # [pages]; bm25s' retrieve() is slower, and its ties in any order
+        best = [i for i in np.argsort(-scores, kind="stable")[:k] if scores[i] > 0]
+        return [Hit(self.pages[i].id, self.pages[i].title, self._snippet(i, asked), float(scores[i])) for i in best]
+
+    def _snippet(self, i: int, asked: list[str]) -> str:
+        """The sentence of page i that shares most words with the query, without the title's; the first of several."""
+        wanted = set(asked) - self.titles[i]
+        return max(self.sentences[i], key=lambda sentence: len(wanted & sentence[1]))[0][:SNIPPET_CHARS]
+
+
+@functools.cache
+def _python_workers() -> Monty:
+    """Monty's worker processes: started by the first program, shared by all, ending with this process."""
+    return Monty(feed_duration_limit_grace=0.25).__enter__()
+
+
+def run_python(code: str, max_output: int = 500) -> ToolResult:
+    """Run a program in an interpreter of its own: what it prints, then its last expression's value, as in a notebook.
+
+    An error is one line. A text of more than max_output characters is cut.
+
+    >>> run_python("print('a')\\n0.1 + 0.2").text
+    'a\\n0.30000000000000004'
+    >>> run_python("1 / 0")
+    ToolResult(text='ZeroDivisionError: division by zero', ok=False)
+    """
+    printed = CollectString()
+    try:
+        with _python_workers().checkout(limits=PYTHON_LIMITS, os_policy=PYTHON_POLICY) as session:
+            value = _show(session.feed_run(code, print_callback=printed))
+    except (MontyRuntimeError, MontySyntaxError) as error:
+        text = " ".join(error.display("type-msg").split())
+        return ToolResult(TOO_SLOW if "feed time limit exceeded" in text else _cut(text, max_output), ok=False)
+    except MontyCrashedError as error:  # the worker was stuck inside one long operation and was ended, or it died
+        return ToolResult(TOO_SLOW if error.timed_out else _cut(f"The interpreter died: {error}", max_output), ok=False)
+    except ValueError as error:  # the value holds an integer with more digits than Python will write out
+        return ToolResult(_cut(f"ValueError: {error}", max_output), ok=False)
+    text = "\n".join(part for part in (printed.output.rstrip("\n"), value) if part)
+    return ToolResult(_cut(text or "No output.", max_output), ok=True)
+
+
+def _show(value: object) -> str:
+    """repr, and '' for None. A set is sorted, since the order of one with strings changes from process to process."""
+    if isinstance(value, set) and value:
+        return "{" + ", ".join(sorted(map(repr, value))) + "}"
+    return "" if value is None else repr(value)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 4] + " ..."
+
+
+def _fault(name: str, arguments: dict) -> str:
+    """What is wrong with a call by TOOL_DESCRIPTIONS, as a sentence for the agent; '' if nothing is."""
+    schemas = {tool["name"]: tool["parameters"] for tool in TOOL_DESCRIPTIONS}
+    if not isinstance(name, str) or name not in schemas:
+        return f"There is no such tool. The tools are {', '.join(schemas)}."
+    if not isinstance(arguments, dict):
+        return f"The arguments of {name} must be an object."
+    for key in schemas[name]["required"]:
+        if key not in arguments:
+            return f"{name} needs the argument {key!r}."
+    for key, value in arguments.items():
+        if key not in schemas[name]["properties"]:
+            return f"{name} has no argument {key!r}."
+        kind = schemas[name]["properties"][key]["type"]
+        if type(value) is not {"string": str, "integer": int}[kind]:  # `is`: True is no integer here
+            return f"The argument {key!r} of {name} must be of type {kind}."
+    return ""
+
+
+class Tools:
+    """The three tools over one corpus. ValueError if two pages have the same id.
+
+    page_chars: characters of a page in one visit; max_output: characters of a Python result; k: hits of one search.
+    """
+
+    def __init__(self, pages: list[Page], page_chars: int = 2000, max_output: int = 500, k: int = 1):
+        self.index = Search(pages)
+        self.by_id = {page.id: page for page in pages}
+        if len(self.by_id) < len(pages):
+            raise ValueError("Two pages have the same id, so that visit cannot tell them apart.")
+        self.page_chars, self.max_output, self.k = page_chars, max_output, k
+
+    def run(self, name: str, arguments: dict) -> ToolResult:
+        """One call, such as run("visit", {"id": "gh"})."""
+        fault = _fault(name, arguments)
+        if fault:
+            return ToolResult(_cut(fault, self.max_output), ok=False)
+        if name == "search":
+            hits = self.index.search(arguments["query"], self.k)
+            lines = [f"{hit.title}: {hit.snippet} [id {hit.id}]" for hit in hits]
+            return ToolResult("\n".join(lines) or "No results.", ok=True)
+        if name == "visit":
+            return self._visit(arguments["id"], arguments.get("page", 1))
+        return run_python(arguments["code"], self.max_output)
+
+    def run_many(self, calls: list[tuple[str, dict]]) -> list[ToolResult]:
+        """The calls of a whole batch of rollouts, in order."""
+        return [self.run(name, arguments) for name, arguments in calls]
+
+    def _visit(self, page_id: str, number: int) -> ToolResult:
+        if page_id not in self.by_id:
+            return ToolResult(_cut(f"No page with id {page_id!r}.", self.max_output), ok=False)
+        text = self.by_id[page_id].text
+        count = max(1, -(-len(text) // self.page_chars))
+        if not 1 <= number <= count:
+            return ToolResult(f"This page has only part 1 to part {count}.", ok=False)
+        part = text[(number - 1) * self.page_chars : number * self.page_chars]
+        return ToolResult(part if count == 1 else f"{part}\n[part {number} of {count}]", ok=True)
