@@ -72,11 +72,17 @@ def converse(
     for trajectory, user, ids in zip(trajectories, users, prompts, strict=True):
         trajectory.messages.append({"role": "system", "content": chat.prompts[agent]})
         trajectory.read("user", user, ids)
-    conversations = policy.conversations(agent, prompts)
     context = min(limits.context, policy.max_context)
-    alive, new_ids = list(range(len(trajectories))), None
+    for trajectory, ids in zip(trajectories, prompts, strict=True):
+        if len(ids) + limits.length > context:
+            trajectory.stop_reason = "context"  # before a word is written
+    alive = [i for i, trajectory in enumerate(trajectories) if not trajectory.stop_reason]
+    if not alive:
+        return
+    conversations = policy.conversations(agent, [prompts[i] for i in alive])
+    row, new_ids = {i: r for r, i in enumerate(alive)}, None
     for turn in range(limits.turns):
-        samples = conversations.generate(alive, new_ids, limits.length, temperature, random)
+        samples = conversations.generate([row[i] for i in alive], new_ids, limits.length, temperature, random)
         calls, stopped_by = [], {}
         for i, sample in zip(alive, samples, strict=True):
             text = chat.decode(sample.ids)

@@ -8,6 +8,8 @@ can smuggle in an end-of-turn token.
 
 from __future__ import annotations
 
+from jinja2 import TemplateError
+
 from minimgrpo import protocol
 
 _SENTINEL = "\u2402"  # a character no template contains: stands where the content goes
@@ -33,7 +35,7 @@ class Chat:
 
         before = self._render("planner", user="question")
         response = protocol.response_text(_SENTINEL)
-        for message in ("text", "<think>\nthought\n</think>\n\ntext"):
+        for message in (" text\n", "<think>\nthought\n</think>\n\ntext"):
             after = self._render("planner", "question", message, response)
             if not after.startswith(before + message):
                 raise ChatError(
@@ -49,7 +51,10 @@ class Chat:
         messages = [{"role": "system", "content": self.prompts[role]}, {"role": "user", "content": user}]
         for i, content in enumerate(later):
             messages.append({"role": ("assistant", "user")[i % 2], "content": content})
-        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        try:
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:  # some templates refuse a system prompt
+            raise ChatError(f"the model's chat template cannot write our conversations: {error}") from None
 
     def _split(self, rendered: str) -> tuple[list[int], list[int]]:
         before, _, after = rendered.partition(_SENTINEL)

@@ -68,7 +68,7 @@ class Inventor:
 
     def word(self) -> str:
         """One capitalised word of 1 to 4 pieces."""
-        count = self.rng.choices((1, 2, 3, 4), (3, 4, 3, 1))[0]
+        count = self.rng.choices((1, 2, 3, 4), (5, 5, 2, 1))[0]
         return "".join(self.rng.choices(self.pieces, k=count)).capitalize()
 
     def name(self, words=(1, 2, 3), weights=(7, 2, 1)) -> str:

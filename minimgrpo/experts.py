@@ -13,6 +13,8 @@ from typing import Protocol
 
 from minimgrpo.trajectory import Trajectory
 
+_NOTHING_FOUND = "No results."  # what the search tool says then
+
 # Words of a sub-task that say nothing about what is sought.
 _IDLE = frozenset("a an and are compute find for in is its of on that the this to what which whose with".split())
 
@@ -45,7 +47,7 @@ class Rubric:
 
     def _rate(self, trajectory: Trajectory) -> Rating:
         calls = trajectory.tool_calls
-        useful = [c for c in calls if c["ok"]]
+        useful = [c for c in calls if c["ok"] and c["output"] != _NOTHING_FOUND]
         shown = _words(" ".join(c["output"] for c in useful))
         ran = _words(" ".join(str(c["arguments"].get("code", "")) for c in useful))
         task = _words(trajectory.messages[1]["content"]) - _IDLE

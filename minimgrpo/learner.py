@@ -3,7 +3,8 @@
 Each trajectory is computed once and weighted by its copies (a duplicate is a loss weight). Trajectories without
 advantage are left out before any forward pass: they add nothing to the gradient, but stay in the denominator. The rest
 is sorted by length into micro-batches of about equal cost, which share one denominator, so splitting does not change the
-gradient. The old log-probs are the sampled ones; with one epoch the first pass has ratio 1.
+gradient. The old log-probs are the sampled ones; with one epoch the first pass has ratio 1. Dropout, the base's and
+LoRA's, stays off in an update too: else the ratio of the very same weights would not be 1.
 """
 
 from __future__ import annotations
@@ -69,18 +70,17 @@ class Learner:
         used = sorted(used, key=lambda t: len(t.token_ids))
         metrics = {"trained": len(used), "trained_tokens": sum(len(t.token_ids) for t in used), "grad_norm": 0.0}
         self.policy.use(self.role)
-        self.policy.model.train()
+        self.policy.model.eval()  # no dropout: the network that is trained is the one that sampled
         for group in self.optimizer.param_groups:
             group["lr"] = objective.lr if lr is None else lr
         for _ in range(objective.epochs if used else 0):
             self.optimizer.zero_grad(set_to_none=True)
             metrics |= self._accumulate(used, self._normalizer(kept), self._tokens(kept))
             norm = torch.nn.utils.clip_grad_norm_(self.parameters, objective.max_grad_norm).item()
-            if not math.isfinite(norm):
-                raise FloatingPointError(f"the {self.role}'s gradient is not finite in update {self.version + 1}")
+            if not math.isfinite(norm + metrics["loss"]):  # a NaN log-prob makes the loss NaN and can leave the gradient 0
+                raise FloatingPointError(f"the {self.role}'s loss or gradient is not finite in update {self.version + 1}")
             self.optimizer.step()
             metrics["grad_norm"] = norm
-        self.policy.model.eval()
         self.version += 1
         return metrics | {"learn_seconds": time.perf_counter() - started}
 

@@ -104,7 +104,7 @@ def read(path: Path) -> list[dict]:
     except UnicodeDecodeError:
         raise LogError(f"{path} is damaged: it is not UTF-8 text") from None
     rows = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n")[:-1], 1):  # splitlines() would cut at U+2028 and its like too
         try:
             rows.append(json.loads(line))
         except ValueError:

@@ -51,6 +51,7 @@ class Policy:
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         self.max_context = getattr(model.config, "max_position_embeddings", None) or 4096
         self.cache_argument = cache_argument(model.get_base_model())
+        self._fused_layers = [module for module in model.modules() if hasattr(module, "merged_cache")]
 
     @classmethod
     def load(
@@ -75,6 +76,9 @@ class Policy:
 
         source = str(DATA / "atlas-lm") if name == "atlas-lm" else name
         model, tokenizer = _load_base(source, name, quantize, device)
+        taken = {part for path, _ in model.named_modules() for part in path.split(".")}
+        if clash := sorted(taken & set(roles)):
+            raise ModelError(f"an adapter cannot be called {clash[0]!r}, as a module of the model is: PEFT would save it empty")
         targets = sorted(
             {
                 path.rpartition(".")[2]
@@ -82,7 +86,14 @@ class Policy:
                 if _is_linear(module) and module is not model.get_output_embeddings()
             }
         )
-        config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets, task_type="CAUSAL_LM")
+        config = LoraConfig(
+            r=rank,
+            lora_alpha=alpha,
+            lora_dropout=dropout,
+            target_modules=targets,
+            fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in model.modules()),
+            task_type="CAUSAL_LM",
+        )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             wrapped = get_peft_model(model, config, adapter_name=roles[0])
@@ -104,6 +115,8 @@ class Policy:
         """Make the adapter of ``role`` the active one."""
         if self.model.active_adapter != role:
             self.model.set_adapter(role)
+        for layer in self._fused_layers:
+            layer.merged_cache = (None, None)  # some changes leave a tensor's version as it is (fused Adam, ``.data``)
 
     def parameters(self, role: str) -> dict[str, torch.nn.Parameter]:
         """The adapter's parameters by name. Raises ModelError when there are none."""
@@ -117,7 +130,8 @@ class Policy:
         from peft import get_peft_model_state_dict
 
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = get_peft_model_state_dict(self.model, adapter_name=role)
+        # save_embedding_layers=False: LoRA has none to save, and "auto" may ask the network for the base's config
+        tensors = get_peft_model_state_dict(self.model, adapter_name=role, save_embedding_layers=False)
         if len(tensors) != len(self.parameters(role)):
             raise ModelError(f"PEFT would save {len(tensors)} tensors of the {len(self.parameters(role))} of {role!r}")
         save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, folder / "adapter_model.safetensors")
@@ -132,7 +146,8 @@ class Policy:
             tensors = load_file(path)
         except Exception as error:  # safetensors raises its own type for a damaged header
             raise ModelError(f"cannot read the adapter {path}: {error}") from None
-        here = {k: v.shape for k, v in get_peft_model_state_dict(self.model, adapter_name=role).items()}
+        expected = get_peft_model_state_dict(self.model, adapter_name=role, save_embedding_layers=False)
+        here = {k: v.shape for k, v in expected.items()}
         if {k: v.shape for k, v in tensors.items()} != here:
             raise ModelError(f"the adapter {path} was made for another model or another rank")
         set_peft_model_state_dict(self.model, tensors, adapter_name=role)
@@ -273,5 +288,5 @@ def describe(policy: Policy) -> str:
     model = policy.model.get_base_model()
     total = sum(p.numel() for p in model.parameters() if not p.requires_grad)
     config = json.loads(model.config.to_json_string()).get("quantization_config") or {}
-    kind = config.get("bnb_4bit_quant_type") or ("int8" if config.get("load_in_8bit") else "float32")
+    kind = "int8" if config.get("load_in_8bit") else config.get("bnb_4bit_quant_type", "float32")
     return f"{policy.name} ({total / 1e6:.1f} M parameters as stored, {kind})"

@@ -121,6 +121,7 @@ def _parse_call(role: str, text: str) -> Call | Malformed:
         return Malformed("a tool call and a FINAL ANSWER in one message")
     try:
         call = json.loads(body)
+        json.dumps(call, ensure_ascii=False).encode("utf-8")  # half a character ("\ud800") is valid JSON but not text
     except (ValueError, RecursionError):  # RecursionError: "[[[[[..." nested thousands deep
         return Malformed("the tool call is not JSON")
     if not isinstance(call, dict) or set(call) != {"name", "arguments"}:

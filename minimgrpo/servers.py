@@ -22,7 +22,7 @@ from minimgrpo import agents, log
 from minimgrpo.agents import Limits, SubTask, generator
 from minimgrpo.alignment import align
 from minimgrpo.experts import Expert, Rubric
-from minimgrpo.grpo import group_advantages
+from minimgrpo.grpo import AVERAGES, RATIOS, group_advantages
 from minimgrpo.learner import Learner, Objective
 from minimgrpo.log import LogError, RunLog
 from minimgrpo.policy import Policy
@@ -64,6 +64,7 @@ class Config:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self):
+        o, n = self.objective, self.limits
         for problem, message in (
             (self.rollouts < 2, f"a group needs at least 2 rollouts (K >= 2), not {self.rollouts}"),
             (self.d_max < 1, f"d_max must be at least 1, not {self.d_max}"),
@@ -71,8 +72,18 @@ class Config:
             (self.steps < 0, f"steps cannot be negative: {self.steps}"),
             (self.questions < 1, f"a step needs at least 1 question, not {self.questions}"),
             (self.rank < 1, f"the LoRA rank must be at least 1, not {self.rank}"),
-            (not 0 < self.objective.lr < 1, f"the learning rate must lie between 0 and 1, not {self.objective.lr}"),
+            (not 0 < o.lr < 1, f"the learning rate must lie between 0 and 1, not {o.lr}"),
             (self.threads < 1, f"at least 1 thread, not {self.threads}"),
+            (not 0 <= self.decay <= 1, f"decay is a part of the run, 0 to 1, not {self.decay}"),
+            (o.ratio not in RATIOS, f"ratio is {' or '.join(RATIOS)}, not {o.ratio!r}"),
+            (o.average not in AVERAGES, f"average is {' or '.join(AVERAGES)}, not {o.average!r}"),
+            (not 0 <= o.clip_low < 1, f"clip_low must be at least 0 and below 1, not {o.clip_low}"),
+            (not o.clip_high >= 0, f"clip_high cannot be negative: {o.clip_high}"),
+            (not o.kl >= 0, f"the weight of the KL cannot be negative: {o.kl}"),
+            (not o.max_grad_norm > 0, f"max_grad_norm must be above 0, not {o.max_grad_norm}"),
+            (o.epochs < 1 or o.tokens < 1, f"epochs and tokens start at 1, not {o.epochs} and {o.tokens}"),
+            (n.turns < 1 or n.length < 1, f"turns and length start at 1, not {n.turns} and {n.length}"),
+            (n.calls < 0, f"calls cannot be negative: {n.calls}"),
         ):
             if problem:
                 raise ValueError(message)
@@ -149,7 +160,8 @@ class PlannerServer(Server):
             for trajectory, advantage in zip(group, group_advantages([t.reward for t in group]).tolist(), strict=True):
                 trajectory.advantage, trajectory.policy_version = advantage, self.learner.version
         outcomes = [
-            {"question_id": t.question_id, "rollout": t.rollout, "correct": t.reward_parts["correct"]} for t in trajectories
+            {"question_id": t.question_id, "rollout": t.rollout, "correct": t.reward_parts["correct"]}
+            for t in trajectories
         ]
         log.publish(self.log.outcomes(step), outcomes)
         return trajectories
@@ -183,7 +195,10 @@ class ExecutorServer(Server):
         self.done = []
         reward_executor(trajectories, correct, self.expert)
         for question_id in dict.fromkeys(row["question_id"] for row in outcomes):
-            calls = [[t for t in trajectories if (t.question_id, t.rollout) == (question_id, k)] for k in range(config.rollouts)]
+            calls = [
+                [t for t in trajectories if (t.question_id, t.rollout) == (question_id, k)]
+                for k in range(config.rollouts)
+            ]
             copies = align([len(c) for c in calls], config.d_max, f"{config.seed} {step} {question_id}")
             group = [t for c in calls for t in c]
             weights = [w for c in copies for w in c]
@@ -237,6 +252,7 @@ class Team:
         if all(path.exists() for path in paths):
             planned, executed = self.planner.published(step), self.executor.published(step)
         else:
+            self.executor.done = []  # of an attempt at this step that was interrupted
             planned = self.planner.rollout(step, lambda turn, tasks: self._delegate(step, turn, tasks))
             executed = self.executor.settle(step, log.read(self.log.outcomes(step)))
             self.planner.publish(step, planned)
