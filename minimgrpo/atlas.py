@@ -185,12 +185,12 @@ def calculation(left: Entity, right: Entity, attribute: str, operator: str) -> Q
     return Question("calculation", 3, text, result, names, names, steps)
 
 
-def puzzle(names: list[str], rng: random.Random) -> Question:
+def puzzle(names: list[str], rng: random.Random, form: str | None = None) -> Question:
     """Level 1: a puzzle whose answer stands in the question; ``names`` are the entities its list may use.
 
     Half are the n-th item of a list, a quarter the length of one, a quarter a sum of two one-digit numbers.
     """
-    form = rng.choice(("item", "item", "count", "sum"))
+    form = form or rng.choice(("item", "item", "count", "sum"))
     if form == "sum":
         a, b = rng.randint(1, 9), rng.randint(1, 9)
         return Question("puzzle", 1, f"What is {a} plus {b}?", str(a + b))

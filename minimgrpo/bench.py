@@ -1,27 +1,23 @@
-"""What a step costs, and against what: ``python -m minimgrpo.bench``.
+"""What a training step costs, and against what: ``python -m minimgrpo.bench``.
 
-Five measurements in one process, so that their ratios hold on any machine:
+1. CPU-seconds (of all threads) and wall seconds of a step, by part;  2. throughput and memory;
+3. the alignment: one executor batch weighted by its copies, not aligned, and literally duplicated;
+4. the second adapter's memory, each case in a process of its own;
+5. TRL's GRPOTrainer on the same base: one completion for each of our rollouts, of our trajectories' mean sampled length.
 
-1. CPU-seconds (all threads of this process together) and wall seconds of a training step, by part;
-2. throughput: trajectories and trained tokens per CPU-second;
-3. what the alignment costs: the same executor batch weighted by copies, not aligned, and literally duplicated;
-4. what the second adapter costs in memory, each case in a process of its own;
-5. TRL's GRPOTrainer on the same base, with as many completions, of as many tokens, as our trajectories.
+The library has no timing code: the functions in ``TIMED`` are wrapped, and the innermost one that is running gets the
+time. (The Python tool's interpreter is another process: its time shows in the wall seconds only.)
 
-The library carries no timing code: for the bench the functions in ``timed_functions`` are wrapped, and the innermost one
-that is running gets the time. The interpreter of the Python tool is another process: its time is wall time only.
-
-How TRL is treated: its own setup for LoRA on a 4-bit base and, since that is not its fastest on a CPU, the same on a
-float32 base; the ratio is against the faster one. One micro-batch per step, no checkpointing of gradients, no KL, no
-logging, a reward that costs nothing. Its completions are one message each and run no tools. Ours has groups in which all
-rewards are equal, and skips them; its random rewards leave none: that is one of the things the ratio measures.
+TRL gets its best on a CPU: no gradient checkpointing, no KL, no log, no checkpoints, a reward that costs nothing, one
+micro-batch a step (four were no faster). For an NF4 base it makes the LoRA weights bfloat16; it also runs with them in
+float32, and with the base in float32. What differs by nature: our trajectories have several messages and read tool
+output; our groups without signal are skipped, while its random rewards leave none.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import importlib.util
 import io
 import random
@@ -33,7 +29,6 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
 
@@ -42,32 +37,29 @@ from minimgrpo import display
 with display.interruptible():  # torch and transformers take seconds to import
     import torch
 
-    from minimgrpo import log, servers, tasks, train
-    from minimgrpo.agents import generator
-    from minimgrpo.alignment import align, duplicate
+    from minimgrpo import agents, alignment, log, sampler, servers, tasks, tools, train
     from minimgrpo.chat import ChatError
-    from minimgrpo.learner import Learner, Objective
-    from minimgrpo.log import LogError
+    from minimgrpo.learner import Learner
     from minimgrpo.policy import ModelError, Policy
-    from minimgrpo.sampler import Conversations
     from minimgrpo.servers import Config, Team
-    from minimgrpo.tools import Tools
     from minimgrpo.trajectory import Trajectory
 
-PARTS = ("sampling", "tools", "log", "checkpoints", "scoring", "backward", "rest")
-FLAGS = ("questions", "rollouts", "model", "threads", "seed")  # the fields of Config that the command takes
 D_MAX = 8  # of the alignment's measurement
-
-
-# ------------------------------------------------------------------------------------------------ 1, 2: a step's parts
+TIMED = {  # part: the functions that count for it, each as (where it lives, its name)
+    "sampling": [(sampler.Conversations, "generate")],
+    "tools": [(tools.Tools, "run_many")],
+    "log": [(log, "publish"), (log, "publish_text"), (log, "read")],
+    "checkpoints": [(log, "publish_folder"), (shutil, "rmtree")],
+    "scoring": [(Policy, "score")],
+    "backward": [(torch.Tensor, "backward"), (torch.nn.utils, "clip_grad_norm_"), (torch.optim.Adam, "step")],
+}
 
 
 class Meter:
-    """CPU and wall seconds by part, each moment counted once: for the innermost part that is running, else for "rest"."""
+    """CPU and wall seconds by part, each moment counted once: for the innermost part that is running, else "rest"."""
 
     def __init__(self):
-        self.cpu, self.wall = Counter(), Counter()
-        self.running = ["rest"]
+        self.running, self.cpu, self.wall = ["rest"], Counter(), Counter()
         self.since = time.process_time(), time.perf_counter()
 
     def charge(self) -> None:
@@ -77,309 +69,200 @@ class Meter:
         self.wall[self.running[-1]] += now[1] - self.since[1]
         self.since = now
 
-    def wrap(self, function, part: str):
-        """``function``, its time counted as ``part``."""
-
-        @functools.wraps(function)
-        def timed(*args, **kwargs):
+    @contextlib.contextmanager
+    def timed(self, part: str):
+        self.charge()
+        self.running.append(part)
+        try:
+            yield
+        finally:
             self.charge()
-            self.running.append(part)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.charge()
-                self.running.pop()
-
-        return timed
+            self.running.pop()
 
 
-def timed_functions() -> list[tuple[object, str, str]]:
-    """(where it lives, its name, the part it counts for)"""
-    return [
-        (Conversations, "generate", "sampling"),
-        (Tools, "run_many", "tools"),
-        (log, "publish", "log"),
-        (log, "publish_text", "log"),
-        (log, "read", "log"),
-        (log, "publish_folder", "checkpoints"),
-        (shutil, "rmtree", "checkpoints"),
-        (Policy, "score", "scoring"),
-        (torch.Tensor, "backward", "backward"),
-        (torch.nn.utils, "clip_grad_norm_", "backward"),
-        (torch.optim.Adam, "step", "backward"),
-    ]
-
-
-def measure(team: Team) -> tuple[Meter, Counter, list[Trajectory]]:
-    """Train ``team``; its first step warms up -> the meter, counts of what was done, the last step's executor batch."""
+def measure(team: Team) -> tuple[Meter, list[Trajectory], Counter]:
+    """Train; the first step warms up -> the meter, the last step's executor batch, and what the steps did in all."""
     meter, done = Meter(), Counter()
     with contextlib.ExitStack() as stack:
-        for owner, name, part in timed_functions():
-            stack.enter_context(mock.patch.object(owner, name, meter.wrap(getattr(owner, name), part)))
+        for part, functions in TIMED.items():
+            for owner, name in functions:
+                stack.enter_context(mock.patch.object(owner, name, meter.timed(part)(getattr(owner, name))))
         for step, planned, executed, measured in train.train(team):
             meter.charge()
             if step == 1:
-                meter.cpu.clear()
-                meter.wall.clear()
+                meter.cpu.clear(), meter.wall.clear()
                 continue
             for t in planned + executed:
-                written = sum(message["role"] == "assistant" for message in t.messages)
-                done.update(trajectories=1, sampled=t.sampled, read=len(t.token_ids) - t.sampled, turns=written)
+                messages = sum(message["role"] == "assistant" for message in t.messages)
+                done.update(trajectories=1, messages=messages, sampled=t.sampled, tokens=len(t.token_ids))
             for role in ("planner", "executor"):
                 done.update({name: measured[role][name] for name in ("trained", "trained_tokens")})
-            meter.since = time.process_time(), time.perf_counter()  # counting is no part of a step
-    return meter, done, executed
+    return meter, executed, done
+
+
+def alignment_costs(team: Team, executed: list[Trajectory], repeats: int = 9) -> dict[str, tuple[int, float]]:
+    """Three ways to settle and learn from one step's executor batch -> trajectories and median CPU-seconds of each."""
+    step, executor = team.config.steps, team.executor
+    outcomes = log.read(team.log.outcomes(step))
+
+    def settle(align=alignment.align) -> list[Trajectory]:
+        executor.done = [replace(t) for t in executed]
+        with mock.patch.object(servers, "align", lambda counts, _d_max, seed: align(counts, D_MAX, seed)):
+            return executor.settle(step, outcomes)
+
+    def duplicated() -> list[Trajectory]:
+        batch = settle()
+        return [replace(t, copies=1) for t in alignment.duplicate([batch], [[t.copies for t in batch]])]
+
+    ways = {
+        "not aligned": lambda: settle(lambda counts, *_: [[1] * d for d in counts]),
+        f"D_max = {D_MAX} as weights": settle,
+        f"D_max = {D_MAX} duplicated": duplicated,
+    }
+    seconds = {way: [] for way in ways}
+    for repeat in range(repeats + 1):  # the first warms up
+        for way in list(ways)[:: 1 if repeat % 2 else -1]:  # back and forth, so that none has the better place
+            started = time.process_time()
+            executor.learner.update(ways[way]())
+            seconds[way].append(time.process_time() - started)
+    return {way: (len(ways[way]()), statistics.median(seconds[way][1:])) for way in ways}
 
 
 def peak_memory() -> float:
     """The most memory this process has held so far, in MB."""
     status = Path("/proc/self/status")
-    if status.exists():  # Linux: its ru_maxrss would start at what the *parent* held when it started this process
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) / 1024
-    import resource  # not on Windows
+    if status.exists():  # Linux, where ru_maxrss would start at what the process that started this one held
+        return int(status.read_text().partition("VmHWM:")[2].split()[0]) / 1024
+    import resource  # there is none on Windows
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
 
 
-# ------------------------------------------------------------------------------------------------------ 3: alignment
-
-
-def alignment_costs(team: Team, step: int, executed: list[Trajectory], repeats: int = 9) -> dict[str, tuple] | None:
-    """Settle and learn from one step's executor batch in three ways -> (trajectories, median CPU-seconds) of each.
-
-    None when there is nothing to learn from in the batch.
-    """
-    outcomes = log.read(team.log.outcomes(step))
-
-    def settled(copies_of) -> list[Trajectory]:
-        team.executor.done = [replace(t) for t in executed]
-        with mock.patch.object(servers, "align", copies_of):
-            return team.executor.settle(step, outcomes)
-
-    def weights() -> list[Trajectory]:
-        return settled(lambda counts, _d_max, seed: align(counts, D_MAX, seed))
-
-    def written_out() -> list[Trajectory]:
-        batch = weights()
-        return [replace(t, copies=1) for t in duplicate([batch], [[t.copies for t in batch]])]
-
-    ways = {
-        "not aligned": lambda: settled(lambda counts, _d_max, _seed: [[1] * count for count in counts]),
-        f"D_max = {D_MAX}, as weights": weights,
-        f"D_max = {D_MAX}, duplicated": written_out,
-    }
-    if not all(any(t.advantage for t in way()) for way in ways.values()):
-        return None
-    seconds, sizes = {name: [] for name in ways}, {}
-    for repeat in range(repeats + 1):
-        for name in list(ways)[:: 1 if repeat % 2 else -1]:  # back and forth, so that no way has the better place
-            started = time.process_time()
-            batch = ways[name]()
-            team.executor.learner.update(batch)
-            seconds[name].append(time.process_time() - started)
-            sizes[name] = len(batch)
-    return {name: (sizes[name], statistics.median(seconds[name][1:])) for name in ways}  # the first warms up
-
-
-# --------------------------------------------------------------------------------------------------------- 4: memory
-
-
-def footprint(model: str, roles: list[str], seed: int = 0) -> float:
-    """Peak memory in MB of a process that loads the base with an adapter for each role, samples and trains one step."""
-    base = Policy.load(model, roles=roles, seed=seed)
+def footprint(model: str, roles: list[str]) -> float:
+    """Peak memory in MB of a process that loads the base with these adapters, samples and trains one small step."""
+    policy = Policy.load(model, roles=roles)
+    users = [question.question for question in tasks.load_questions("train")[:2] for _ in range(8)]
     for role in roles:
-        users = [q.question for q in tasks.load_questions("train")[:2] for _ in range(8)]
-        prompts = [base.chat.open(role, user) for user in users]
-        samples = base.conversations(role, prompts).generate(list(range(16)), None, 24, 1.0, generator(seed, role))
+        prompts = [policy.chat.open(role, user) for user in users]
+        samples = policy.conversations(role, prompts).generate(list(range(16)), None, 24, 1.0, agents.generator(role))
         batch = [Trajectory(role, str(i), 0, advantage=(-1.0) ** i) for i in range(16)]
         for trajectory, user, ids, sample in zip(batch, users, prompts, samples, strict=True):
             trajectory.read("user", user, ids)
-            trajectory.wrote(base.chat.decode(sample.ids), sample.ids, sample.logprobs)
-        Learner(base, role, Objective()).update(batch)
+            trajectory.wrote("", sample.ids, sample.logprobs)
+        Learner(policy, role, Config().objective).update(batch)
     return peak_memory()
 
 
-def footprints(model: str) -> list[float]:
-    """``footprint`` with one adapter and with two, each in a new process."""
-    return [
-        float(
-            subprocess.run(
-                [sys.executable, "-c", f"from minimgrpo import bench; print(bench.footprint({model!r}, {roles!r}))"],
-                capture_output=True,
-                text=True,
-                check=True,
-            ).stdout
-        )
-        for roles in (["planner"], ["planner", "executor"])
-    ]
-
-
-# ------------------------------------------------------------------------------------------------------------ 5: TRL
-
-
-def trl_seconds(team: Team, quantize: bool, length: int, folder: Path) -> float:
-    """CPU-seconds of a step of TRL's GRPOTrainer with our questions and as many completions, ``length`` tokens each."""
+def trl_seconds(team: Team, length: int, nf4: bool, float_lora: bool, folder: str) -> float:
+    """CPU-seconds of a step of TRL's GRPOTrainer on our planner's questions, ``length`` tokens a completion."""
     from datasets import Dataset
     from peft import LoraConfig
-    from transformers import BitsAndBytesConfig, TrainerCallback
+    from transformers import BitsAndBytesConfig
     from trl import GRPOConfig, GRPOTrainer
 
-    ends = []
+    config, chat, marks, draws = team.config, team.planner.policy.chat, [], random.Random(0)
 
-    class Clock(TrainerCallback):
-        def on_step_end(self, *_args, **_kwargs):
-            ends.append(time.process_time())
+    def reward(completions: list[str], **_) -> list[float]:
+        marks.append(time.process_time())  # once a step
+        return [draws.random() for _ in completions]
 
-    config, chat, draws = team.config, team.planner.policy.chat, random.Random(team.config.seed)
-    prompts = [
-        chat.tokenizer.apply_chat_template(
-            [{"role": "system", "content": chat.prompts["planner"]}, {"role": "user", "content": question.question}],
-            tokenize=False,
-            add_generation_prompt=True,
-        )
-        for step in range(1, config.steps + 1)
-        for question in team.planner.chosen(step)
-    ]
-    loading = {"dtype": torch.float32, "device_map": "cpu"}
-    if quantize:
-        loading["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
-        )
-    arguments = GRPOConfig(
-        output_dir=str(folder),
-        model_init_kwargs=loading,
-        max_steps=config.steps,
-        per_device_train_batch_size=config.questions * config.rollouts,
-        num_generations=config.rollouts,
-        max_completion_length=length,
-        generation_kwargs={"min_new_tokens": length},
-        temperature=config.temperature,
-        beta=0.0,
-        learning_rate=config.objective.lr,
-        seed=config.seed,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        dataloader_pin_memory=False,
-        report_to="none",
-        logging_strategy="no",
-        save_strategy="no",
-        disable_tqdm=True,
-    )
-    with contextlib.redirect_stdout(io.StringIO()):  # the trainer prints its summary
+    def prompt(question: str) -> str:
+        messages = [{"role": "system", "content": chat.prompts["planner"]}, {"role": "user", "content": question}]
+        return chat.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+    ours = [team.planner.chosen(step) for step in range(1, config.steps + 1)]
+    bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
+    loading = {"dtype": torch.float32, "device_map": "cpu"} | ({"quantization_config": bits} if nf4 else {})
+    batch = {"per_device_train_batch_size": config.questions * config.rollouts, "num_generations": config.rollouts}
+    forced = {"max_completion_length": length, "generation_kwargs": {"min_new_tokens": length}}
+    cpu = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "dataloader_pin_memory": False}
+    quiet = {"report_to": "none", "logging_strategy": "no", "save_strategy": "no", "disable_tqdm": True}
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints a summary
         trainer = GRPOTrainer(
-            model=str(tasks.DATA / "atlas-lm") if config.model == "atlas-lm" else config.model,
+            str(tasks.DATA / "atlas-lm") if config.model == "atlas-lm" else config.model,
+            reward,
+            GRPOConfig(folder, model_init_kwargs=loading, max_steps=len(ours) + 1, **batch, **forced, **cpu, **quiet),
+            Dataset.from_dict({"prompt": [prompt(q.question) for questions in ours for q in questions]}),
             processing_class=chat.tokenizer,
-            reward_funcs=lambda completions, **_: [draws.random() for _ in completions],
-            train_dataset=Dataset.from_dict({"prompt": prompts}),
-            peft_config=LoraConfig(
-                r=config.rank, lora_alpha=config.alpha, target_modules="all-linear", task_type="CAUSAL_LM"
-            ),
-            callbacks=[Clock()],
-            args=arguments,
+            peft_config=LoraConfig("CAUSAL_LM", r=config.rank, lora_alpha=config.alpha, target_modules="all-linear"),
         )
-        torch.set_num_threads(config.threads)
+        for parameter in trainer.model.parameters():
+            if parameter.requires_grad and float_lora:
+                parameter.data = parameter.data.float()
         trainer.train()
-    return (ends[-1] - ends[0]) / (len(ends) - 1)  # the first step warms up
+    return (marks[-1] - marks[1]) / (len(marks) - 2)  # from the second mark on, so that all has run once before
 
 
-# ------------------------------------------------------------------------------------------------------- the command
+def bench(config: Config, folder: Path, trl: bool) -> None:
+    """Measure and print everything."""
+    screen, steps, rollouts = display.console(), config.steps - 1, config.questions * config.rollouts
+    team = train.load_team(folder / "run", config, resume=False)
 
+    meter, executed, done = measure(team)
+    cpu, wall, n = sum(meter.cpu.values()), sum(meter.wall.values()), done["trajectories"]
+    print(f"\n1. A step of {config.questions} questions x {config.rollouts} rollouts, {config.threads} threads")
+    rows = [(part, meter.cpu[part], meter.wall[part]) for part in (*TIMED, "rest")] + [("all", cpu, wall)]
+    rows = [[name, f"{c / steps:.3f}", f"{w / steps:.3f}", f"{100 * c / cpu:.1f} %"] for name, c, w in rows]
+    display.print_table(screen, ["part", "CPU s", "wall s", "of CPU"], rows)
+    print(f"log and checkpoints: {100 * (meter.cpu['log'] + meter.cpu['checkpoints']) / cpu:.1f} % (aim: at most 3 %)")
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        self.exit(2, f"{self.prog}: {message} (--help lists the flags)\n")
+    sampled, read = done["sampled"] / n, (done["tokens"] - done["sampled"]) / n
+    print(f"\n2. {n / steps:.0f} trajectories a step, of which {done['trained'] / steps:.0f} had a signal")
+    print(f"{n / cpu:.1f} trajectories and {done['trained_tokens'] / cpu:.0f} trained tokens per CPU-second")
+    print(f"a trajectory: {done['messages'] / n:.2f} messages, {sampled:.1f} tokens sampled, {read:.1f} read")
+    print(f"peak memory of this process: {peak_memory():.0f} MB")
+
+    print("\n3. Alignment: settle and learn from one step's executor batch (medians)")
+    if any(t.advantage for t in executed):
+        costs = alignment_costs(team, executed)
+        rows = [[way, str(size), f"{c:.3f}", f"{c / costs['not aligned'][1]:.2f}"] for way, (size, c) in costs.items()]
+        display.print_table(screen, ["", "trajectories", "CPU s", "ratio"], rows)
+    print("aim: at most 1.05 as weights" if any(t.advantage for t in executed) else "the batch has no signal")
+
+    code = "from minimgrpo import bench; print(bench.footprint({!r}, {!r}))"
+    commands = [code.format(config.model, roles) for roles in (["planner"], ["planner", "executor"])]
+    one, two = (float(subprocess.check_output([sys.executable, "-c", command])) for command in commands)
+    print("\n4. Memory of a process that loads the base, samples and trains one small step")
+    print(f"one adapter {one:.0f} MB, two adapters {two:.0f} MB: ratio {two / one:.3f} (aim: at most 1.15)")
+
+    length, rows = max(1, round(sampled)), []
+    print(f"\n5. TRL's GRPOTrainer, {rollouts} completions a step, {length} tokens each")
+    if not trl or importlib.util.find_spec("trl") is None:
+        print("left out" if not trl else "TRL is not installed: pip install 'minimgrpo[bench]'")
+        return
+    for name, *way in (("bfloat16 LoRA, NF4", True, False), ("LoRA, NF4", True, True), ("LoRA, float32", False, True)):
+        seconds = trl_seconds(team, length, *way, str(folder / "trl"))
+        speed = rollouts / seconds
+        rows.append([f"TRL, {name}", f"{seconds:.2f}", f"{speed:.1f}", f"{n / cpu / speed:.1f}"])
+    rows.append(["minimgrpo, LoRA, NF4", f"{cpu / steps:.2f}", f"{n / cpu:.1f}", ""])
+    display.print_table(screen, ["", "CPU s a step", "trajectories per CPU s", "minimgrpo is ... x"], rows)
+    print("aim: 8")
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser(prog="minimgrpo.bench", description="Measure what a training step costs.", allow_abbrev=False)
-    parser.add_argument("--steps", type=int, default=5, help="steps to measure, after one to warm up (5)")
-    for name in FLAGS:
+    parser = argparse.ArgumentParser("minimgrpo.bench", argparse.SUPPRESS, "Measure what a training step costs.")
+    parser.add_argument("--steps", type=int, default=5, help="steps to measure, after one that warms up (5)")
+    fields = {name: train.field_help(Config)[name] for name in ("questions", "rollouts", "model", "threads", "seed")}
+    for name, text in fields.items():
         default = getattr(Config, name)
-        text = f"{train.field_help(Config)[name]} ({default})"
-        parser.add_argument(f"--{name}", type=type(default), default=default, help=text)
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} ({default})")
     parser.add_argument("--no-trl", action="store_true", help="leave out the comparison with TRL")
     args = parser.parse_args(argv)
-    if args.steps < 1:
-        parser.error(f"at least 1 step is needed to measure anything, not {args.steps}")
     try:
-        config = Config(steps=args.steps + 1, **{name: getattr(args, name) for name in FLAGS})
+        if args.steps < 1:
+            raise ValueError(f"at least 1 step is needed to measure something, not {args.steps}")
+        config = Config(steps=args.steps + 1, **{name: getattr(args, name) for name in fields})
     except ValueError as error:
         parser.error(str(error))
     try:
         with tempfile.TemporaryDirectory() as folder:
             bench(config, Path(folder), trl=not args.no_trl)
+    except (ModelError, ChatError, tasks.DataError, OSError) as error:
+        parser.error(" ".join(str(error).split()))
     except KeyboardInterrupt:
         print("\nStopped.")
         return 130
-    except (ModelError, ChatError, LogError, tasks.DataError, OSError) as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        return 2
     return 0
-
-
-def bench(config: Config, folder: Path, trl: bool) -> None:
-    """Measure and print everything."""
-    screen, steps = display.console(), config.steps - 1
-    team = train.load_team(folder / "run", config, resume=False)
-
-    meter, done, executed = measure(team)
-    cpu, wall, n = sum(meter.cpu.values()), sum(meter.wall.values()), done["trajectories"]
-    print(
-        f"\n1. A step of {config.questions} questions x {config.rollouts} rollouts, mean of {steps}, {config.threads} threads"
-    )
-    rows = [(part, meter.cpu[part], meter.wall[part]) for part in PARTS] + [("all", cpu, wall)]
-    display.print_table(
-        screen,
-        ["", "CPU s", "share", "wall s"],
-        [[part, f"{c / steps:.3f}", f"{100 * c / cpu:.1f} %", f"{w / steps:.3f}"] for part, c, w in rows],
-    )
-    log_share = (meter.cpu["log"] + meter.cpu["checkpoints"]) / cpu
-    print(f"log and checkpoints: {100 * log_share:.1f} % of the CPU-seconds (aim: 3 %)")
-
-    print(
-        f"\n2. Throughput, on {n / steps:.0f} trajectories a step ({done['trained'] / steps:.0f} of them with a signal)"
-    )
-    display.print_table(
-        screen,
-        ["", ""],
-        [
-            ["trajectories per CPU-second", f"{n / cpu:.0f}"],
-            ["trained tokens per CPU-second", f"{done['trained_tokens'] / cpu:.0f}"],
-            ["sampled tokens of a trajectory", f"{done['sampled'] / n:.1f}"],
-            ["read tokens of a trajectory (prompts, tool output)", f"{done['read'] / n:.1f}"],
-            ["messages of a trajectory", f"{done['turns'] / n:.2f}"],
-            ["peak memory, MB", f"{peak_memory():.0f}"],
-        ],
-    )
-
-    print("\n3. Alignment: settle and update one step's executor batch (median)")
-    costs = alignment_costs(team, config.steps, executed)
-    if costs is None:
-        print("The last step's executor batch has no signal, so there is nothing to measure: take another --seed.")
-    else:
-        plain = next(iter(costs.values()))[1]
-        rows = [[name, str(size), f"{c:.3f}", f"{c / plain:.2f}"] for name, (size, c) in costs.items()]
-        display.print_table(screen, ["", "trajectories", "CPU s", "ratio"], rows)
-        print("aim: at most 1.05 for the weights")
-
-    print("\n4. Memory: a process that loads the base, samples and trains one small step")
-    one, two = footprints(config.model)
-    print(f"one adapter {one:.0f} MB, two adapters {two:.0f} MB: ratio {two / one:.3f} (aim: at most 1.15)")
-
-    if not trl or importlib.util.find_spec("trl") is None:
-        print("\n5. TRL: left out" + ("" if not trl else ", it is not installed: pip install 'minimgrpo[bench]'"))
-        return
-    length, completions = max(1, round(done["sampled"] / n)), config.questions * config.rollouts
-    print(f"\n5. TRL {version('trl')}: GRPOTrainer, {completions} completions a step, {length} tokens each")
-    ours, rows = n / cpu, []
-    for name, quantize in (("NF4 base, bfloat16 LoRA (its QLoRA setup)", True), ("float32 base, float32 LoRA", False)):
-        seconds = trl_seconds(team, quantize, length, folder / "trl")
-        rows.append([name, f"{seconds:.2f}", f"{completions / seconds:.1f}", f"{ours * seconds / completions:.1f}"])
-    rows.append(["minimgrpo, whole trajectories", f"{cpu / steps:.2f}", f"{ours:.1f}", ""])
-    display.print_table(screen, ["", "CPU s a step", "per CPU s", "minimgrpo is x times as fast"], rows)
-    print("aim: 8 times against the faster one")
 
 
 if __name__ == "__main__":

@@ -17,28 +17,29 @@ from dataclasses import dataclass, field
 from minimgrpo import atlas, protocol
 
 PLANNER_SHARES = {
-    "question": {"puzzle": 0.36, "lookup": 0.22, "two-hop": 0.20, "calculation": 0.22},
-    "puzzle": {"delegate": 0.55, "solve": 0.42, "solve wrongly": 0.03},
+    "question": {"puzzle": 0.36, "lookup": 0.20, "two-hop": 0.20, "calculation": 0.24},
+    "puzzle form": {"item": 0.45, "count": 0.35, "sum": 0.20},
+    "puzzle": {"delegate": 0.54, "solve": 0.43, "solve wrongly": 0.03},
     "after a delegated puzzle": {"report": 0.75, "solve": 0.25},
-    "lookup": {"specific": 0.42, "vague": 0.52, "give up": 0.06},
-    "two-hop": {"identify": 0.50, "vague": 0.36, "skip a hop": 0.10, "give up": 0.04},
-    "second hop": {"specific": 0.52, "vague": 0.23, "stop here": 0.25},
-    "calculation": {"specific": 0.50, "vague": 0.44, "give up": 0.06},
-    "second operand": {"specific": 0.57, "vague": 0.20, "stop here": 0.23},
-    "compute": {"right": 0.57, "other operator": 0.16, "stop here": 0.27},
+    "lookup": {"specific": 0.45, "vague": 0.51, "give up": 0.04},
+    "two-hop": {"identify": 0.62, "vague": 0.28, "skip a hop": 0.07, "give up": 0.03},
+    "second hop": {"specific": 0.66, "vague": 0.17, "stop here": 0.17},
+    "calculation": {"specific": 0.60, "vague": 0.36, "give up": 0.04},
+    "second operand": {"specific": 0.70, "vague": 0.16, "stop here": 0.14},
+    "compute": {"right": 0.70, "other operator": 0.14, "stop here": 0.16},
     "no report": {"give up": 0.60, "again": 0.40},
 }
 EXECUTOR_SHARES = {
-    "task": {"lookup": 0.46, "vague": 0.08, "identify": 0.20, "compute": 0.22, "puzzle": 0.04},
-    "query": {"specific": 0.42, "vague": 0.50, "wrong tool": 0.05, "give up": 0.03},
-    "compute": {"python": 0.53, "search": 0.37, "guess": 0.10},
-    "after search": {"right": 0.58, "other field": 0.28, "visit": 0.07, "title": 0.07},
-    "after identify": {"right": 0.60, "value": 0.25, "other field": 0.15},
-    "after visit": {"right": 0.60, "other field": 0.40},
-    "after python": {"right": 0.90, "operand": 0.10},
+    "task": {"lookup": 0.50, "vague": 0.06, "identify": 0.19, "compute": 0.22, "puzzle": 0.03},
+    "query": {"specific": 0.46, "vague": 0.48, "wrong tool": 0.04, "give up": 0.02},
+    "compute": {"python": 0.62, "search": 0.30, "guess": 0.08},
+    "after search": {"right": 0.68, "other field": 0.20, "visit": 0.07, "title": 0.05},
+    "after identify": {"right": 0.70, "value": 0.20, "other field": 0.10},
+    "after visit": {"right": 0.65, "other field": 0.35},
+    "after python": {"right": 0.92, "operand": 0.08},
 }
-BROKEN_FORMAT = 0.05  # of all messages, both roles
-NO_REPORT = 0.04  # of all delegations, as the planner sees them
+BROKEN_FORMAT = 0.03  # of all messages, both roles
+NO_REPORT = 0.02  # of all delegations, as the planner sees them
 
 UNKNOWN = "unknown"
 NO_RESULTS = "No results."
@@ -142,9 +143,9 @@ class Demonstrator:
         return self._break_format(demo)
 
     def _puzzle(self, demo):
-        question = atlas.puzzle([self.invent.name() for _ in range(6)], self.rng)
+        form = self._draw(PLANNER_SHARES["puzzle form"])
+        question = atlas.puzzle([self.invent.name() for _ in range(6)], self.rng, form)
         demo.messages.append(Message("user", question.question))
-        form = {"How": "count", "Wha": "item"}[question.question[:3]] if question.entities else "sum"
         if self._choose("puzzle", "solve") == "delegate":
             report = UNKNOWN if self.rng.random() < 0.7 else self.invent.name()
             self._delegate(demo, self.rng.choice(("Solve the puzzle", "Find the answer to the puzzle")), report)

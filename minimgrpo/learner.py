@@ -77,8 +77,8 @@ class Learner:
             self.optimizer.zero_grad(set_to_none=True)
             metrics |= self._accumulate(used, self._normalizer(kept), self._tokens(kept))
             norm = torch.nn.utils.clip_grad_norm_(self.parameters, objective.max_grad_norm).item()
-            if not math.isfinite(norm + metrics["loss"]):  # a NaN log-prob makes the loss NaN and can leave the gradient 0
-                raise FloatingPointError(f"the {self.role}'s loss or gradient is not finite in update {self.version + 1}")
+            if not math.isfinite(norm + metrics["loss"]):  # a NaN loss can come with a gradient of 0
+                raise FloatingPointError(f"the {self.role}'s loss is not finite in update {self.version + 1}")
             self.optimizer.step()
             metrics["grad_norm"] = norm
         self.version += 1

@@ -52,23 +52,29 @@ class RunLog:
         return max(found, default=None)
 
 
-def publish(path: Path, rows: Iterable[dict]) -> None:
+def publish(path: Path, rows: Iterable[dict], sync: bool = True) -> None:
     """Write one JSON line per row and publish the file; a published file is left as it is."""
-    publish_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    publish_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), sync)
 
 
-def publish_text(path: Path, text: str) -> None:
-    """Publish a text file in one rename."""
+def publish_text(path: Path, text: str, sync: bool = True) -> None:
+    """Publish a text file in one rename.
+
+    ``sync=False`` does not wait for the disk: whole or absent for every reader and after any kill, but a power cut may
+    lose it. Mail is published so, since a step that lacks its trajectories is rolled out again anyway.
+    """
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
     os.replace(temporary, path)
-    _sync_folder(path.parent)
+    if sync:
+        _sync_folder(path.parent)
 
 
 def publish_folder(path: Path, write) -> None:

@@ -78,7 +78,7 @@ class Policy:
         model, tokenizer = _load_base(source, name, quantize, device)
         taken = {part for path, _ in model.named_modules() for part in path.split(".")}
         if clash := sorted(taken & set(roles)):
-            raise ModelError(f"an adapter cannot be called {clash[0]!r}, as a module of the model is: PEFT would save it empty")
+            raise ModelError(f"an adapter cannot be called {clash[0]!r}, like a module: PEFT would save nothing of it")
         targets = sorted(
             {
                 path.rpartition(".")[2]

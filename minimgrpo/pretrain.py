@@ -47,9 +47,8 @@ PIECES = "|".join(
     )
 )
 READ_WEIGHT = 0.1  # of the loss on tokens an agent reads, against 1.0 on those it writes
-REPEATS = 0.15  # share of repeated random sequences ...
-REPEATS_UNTIL = 0.35  # ... during this first part of the training
-SKILLS_UNTIL = 0.6  # up to here every demonstration is correct: skills first, then the mixture with its mistakes
+SKILLS_UNTIL = 0.7  # up to here every demonstration is correct: skills first, then the mixture with its mistakes
+REPEATS = 0.2  # share of random sequences written twice, in that first part
 
 
 class Muon(torch.optim.Optimizer):
@@ -156,14 +155,17 @@ def encode(chat: Chat, demo: Demonstration) -> tuple[list[int], list[int], list[
 
 def batches(chat, demonstrator, rng, vocab_size, tokens_per_batch, progress):
     """Endless batches (ids [B,T], loss weights [B,T]) of conversations of about equal length; ``progress()`` is in [0,1]."""
+    digits = chat.tokenizer.convert_tokens_to_ids(list("0123456789"))
     while True:
         pool = []
         for _ in range(1500):
-            if progress() < REPEATS_UNTIL and rng.random() < REPEATS:
-                half = [rng.randrange(vocab_size) for _ in range(rng.randint(4, 40))]
+            demonstrator.mistakes = progress() > SKILLS_UNTIL
+            if not demonstrator.mistakes and rng.random() < REPEATS:
+                # every other one mostly digits: ten tokens that repeat all the time are the hardest to copy
+                few = digits if rng.random() < 0.5 else range(vocab_size)
+                half = [rng.choice(few) if rng.random() < 0.8 else rng.randrange(vocab_size) for _ in range(rng.randint(4, 30))]
                 pool.append((half + half, [0.0] * len(half) + [1.0] * len(half)))
             else:
-                demonstrator.mistakes = progress() > SKILLS_UNTIL
                 ids, wrote, _ = encode(chat, demonstrator.demonstration())
                 pool.append((ids, [1.0 if w else READ_WEIGHT for w in wrote]))
         pool.sort(key=lambda row: len(row[0]))
@@ -184,7 +186,10 @@ def batches(chat, demonstrator, rng, vocab_size, tokens_per_batch, progress):
 
 
 def probe(model, chat: Chat, demonstrations: list[Demonstration]) -> dict[str, tuple[int, int]]:
-    """Per skill (correct, n): is every token of the span the model's first choice, given the right text before it?"""
+    """Per skill (correct, n): is every token of the span the model's first choice, given the right text before it?
+
+    Where a mistake is the likelier behaviour (a query without its key), the span's first token is given as well.
+    """
     result: dict[str, tuple[int, int]] = {}
     model.eval()
     for demo in demonstrations:
@@ -192,6 +197,7 @@ def probe(model, chat: Chat, demonstrations: list[Demonstration]) -> dict[str, t
         with torch.no_grad():
             choice = model(torch.tensor([ids])).logits[0].argmax(-1)
         for skill, start, end in skills:
+            start += skill in ("query key", "real query") and end - start > 1
             right = choice[start - 1 : end - 1].tolist() == ids[start:end]
             correct, n = result.get(skill, (0, 0))
             result[skill] = (correct + right, n + 1)
@@ -235,12 +241,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the demonstrations")
     parser.add_argument("--vocab", type=int, default=1024, help="size of the vocabulary")
     parser.add_argument("--width", type=int, default=128, help="hidden size (a multiple of 64, for NF4)")
-    parser.add_argument("--layers", type=int, default=2, help="number of layers")
+    parser.add_argument("--layers", type=int, default=3, help="number of layers")
     parser.add_argument("--heads", type=int, default=4, help="attention heads")
     parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
     parser.add_argument("--muon-lr", type=float, default=2e-2, help="peak learning rate of the matrices (Muon)")
     parser.add_argument("--batch", type=int, default=2048, help="tokens in a batch")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (sums of floats depend on it)")
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)

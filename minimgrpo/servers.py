@@ -264,7 +264,7 @@ class Team:
         return planned, executed, metrics
 
     def _delegate(self, step: int, turn: int, sub_tasks: list[SubTask]) -> list[ToolResult]:
-        log.publish(self.log.mail(step, turn, "requests"), (asdict(s) for s in sub_tasks))
+        log.publish(self.log.mail(step, turn, "requests"), (asdict(s) for s in sub_tasks), sync=False)
         reports = self.executor.serve(step, turn, sub_tasks)
-        log.publish(self.log.mail(step, turn, "reports"), (asdict(r) for r in reports))
+        log.publish(self.log.mail(step, turn, "reports"), (asdict(r) for r in reports), sync=False)
         return reports

@@ -8,7 +8,7 @@ and read by the learner, and nothing in between ever decodes and tokenises them 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 # Why a trajectory ended. Only "result" can earn a reward.
 STOP_REASONS = ("result", "format", "turns", "calls", "length", "context")
@@ -73,8 +73,8 @@ class Trajectory:
         return sum(self.mask)
 
     def to_json(self) -> dict:
-        """A flat dict for one line of the log."""
-        return asdict(self)
+        """A flat dict for one line of the log (it shares the lists: asdict would copy every token id)."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @classmethod
     def from_json(cls, row: dict) -> Trajectory:

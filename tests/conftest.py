@@ -1,4 +1,4 @@
-"""A tokenizer and three small random models, built once per test run: nothing is downloaded and no trained model is needed."""
+"""A tokenizer and three small random models, built once per test run: no download, no trained model."""
 
 import copy
 import os
@@ -36,7 +36,7 @@ def tokenizer():
 
 @pytest.fixture(scope="session")
 def folders(tokenizer, tmp_path_factory):
-    """A folder with a random model of each family; its weights are large, so that its distributions are far from flat."""
+    """A folder with a random model of each family; the weights are large, so that distributions are far from flat."""
     shared = {
         "vocab_size": len(tokenizer),
         "max_position_embeddings": 512,

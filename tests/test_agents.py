@@ -1,5 +1,6 @@
 """Rollouts of a scripted team with the real tools: who says what to whom, and how a conversation ends."""
 
+import dataclasses
 import json
 
 import pytest
@@ -25,7 +26,9 @@ def right(role, user, row, turn):
             return call_text("executor", task=steps[turn].task)
         return f"FINAL ANSWER: {BY_TEXT[user].answer}"
     step = STEPS[user]
-    return call_text(step.tool, **{{"search": "query", "python": "code"}[step.tool]: step.argument}) if turn == 0 else step.report
+    if turn == 0:
+        return call_text(step.tool, **{{"search": "query", "python": "code"}[step.tool]: step.argument})
+    return step.report
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,7 @@ def planner_says(*messages):
     return lambda role, user, row, turn: messages[turn] if role == "planner" else "a report"
 
 
-# ---------------------------------------------------------------------------------------------------- the whole team
+# ------------------------------------------------------------------------------------------------------- the whole team
 
 
 def test_a_team_that_follows_the_steps_answers_every_question(scripted, tools):
@@ -70,7 +73,7 @@ def test_a_conversation_is_stored_as_messages_and_as_the_same_tokens(scripted, t
     planned, executed, _ = run(policy, tools)
     stop = policy.chat.tokenizer.eos_token_id
     for t in planned + executed:
-        assert [m["role"] for m in t.messages] == (["system", "user", "assistant"] + ["user", "assistant"] * 9)[: len(t.messages)]
+        assert [m["role"] for m in t.messages] == ["system", *["user", "assistant"] * (len(t.messages) // 2)]
         ids = policy.chat.open(t.agent, t.messages[1]["content"])
         mask = [0] * len(ids)
         outputs = iter([c["output"] for c in t.tool_calls])
@@ -102,9 +105,8 @@ def test_sub_tasks_say_where_they_come_from_and_reports_go_back_there(scripted, 
     def script(role, user, row, turn):
         if role == "executor":
             return f"done: {user}"
-        return [call_text("executor", task=f"first of {row}"), call_text("executor", task=f"second of {row}"), "FINAL ANSWER: 1"][
-            turn + (row == 1)  # rollout 1 delegates once
-        ]
+        says = [*(call_text("executor", task=f"{word} of {row}") for word in ("first", "second")), "FINAL ANSWER: 1"]
+        return says[turn + (row == 1)]  # rollout 1 delegates once
 
     planned, executed, handed = run(scripted(script), tools, QUESTIONS[:2], rollouts=2)
     a, b = QUESTIONS[0].task_id, QUESTIONS[1].task_id
@@ -118,7 +120,8 @@ def test_sub_tasks_say_where_they_come_from_and_reports_go_back_there(scripted, 
             SubTask(b, 1, 0, "first of 3"),
         ],
     )
-    assert handed[1] == (1, [SubTask(a, 0, 1, "second of 0"), SubTask(b, 0, 1, "second of 2"), SubTask(b, 1, 1, "second of 3")])
+    second = [SubTask(a, 0, 1, "second of 0"), SubTask(b, 0, 1, "second of 2"), SubTask(b, 1, 1, "second of 3")]
+    assert handed[1] == (1, second)
     for t in planned:
         assert all(c["output"] == f"done: {c['arguments']['task']}" and c["ok"] for c in t.tool_calls)
     assert [(t.question_id, t.rollout, t.call) for t in executed[4:]] == [(a, 0, 1), (b, 0, 1), (b, 1, 1)]
@@ -126,10 +129,8 @@ def test_sub_tasks_say_where_they_come_from_and_reports_go_back_there(scripted, 
 
 def test_no_gold_answer_reaches_an_agent(scripted, tools):
     """Answers that occur nowhere else, in questions that need them: only a leak could bring them into a message."""
-    questions = [
-        tasks.Question(q.task_id, q.question, q.level, "GOLD-7F3A", q.kind, (), (), (tasks.Step("t", "search", "GOLD-7F3A", "r"),))
-        for q in QUESTIONS
-    ]
+    gold = (tasks.Step("GOLD-7F3A", "search", "GOLD-7F3A", "GOLD-7F3A"),)
+    questions = [dataclasses.replace(q, answer="GOLD-7F3A", keys=("GOLD-7F3A",), steps=gold) for q in QUESTIONS]
 
     def script(role, user, row, turn):
         said = right(role, user, row, turn)
@@ -141,7 +142,7 @@ def test_no_gold_answer_reaches_an_agent(scripted, tools):
     assert "GOLD" not in json.dumps([t.to_json() for t in planned + executed])
 
 
-# ------------------------------------------------------------------------------------------------------ stop reasons
+# --------------------------------------------------------------------------------------------------------- stop reasons
 
 DELEGATE = call_text("executor", task="Find it")
 
@@ -202,7 +203,7 @@ def test_a_question_longer_than_the_context_ends_before_a_word_is_written(script
     assert alone.stop_reason == "context"
 
 
-# -------------------------------------------------------------------------------------------------------- tool output
+# ---------------------------------------------------------------------------------------------------------- tool output
 
 
 def test_a_failing_tool_is_text_the_executor_reads_and_the_conversation_goes_on(scripted, tools):
@@ -244,11 +245,12 @@ def test_a_random_generator_depends_on_its_key_alone():
     def draw(*key):
         return torch.rand(3, generator=generator(*key)).tolist()
 
-    assert draw(0, 7, "planner") == draw(0, 7, "planner")
-    assert len({tuple(draw(*key)) for key in ((0, 7, "planner"), (0, 7, "executor", 0), (0, 8, "planner"), (1, 7, "planner"))}) == 4
+    keys = [(0, 7, "planner"), (0, 7, "executor", 0), (0, 8, "planner"), (1, 7, "planner")]
+    assert draw(*keys[0]) == draw(*keys[0])
+    assert len({tuple(draw(*key)) for key in keys}) == 4
 
 
-# --------------------------------------------------------------------------------------------------------- evaluation
+# ----------------------------------------------------------------------------------------------------------- evaluation
 
 
 def test_an_evaluation_counts_every_question_whatever_became_of_it(scripted, tools):

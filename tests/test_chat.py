@@ -6,7 +6,7 @@ import pytest
 
 from minimgrpo.chat import Chat, ChatError
 from minimgrpo.pretrain import CHATML
-from minimgrpo.protocol import PROMPTS, response_text
+from minimgrpo.protocol import PROMPTS, call_text, response_text
 
 TRIMS = CHATML.replace("message.content", "message.content | trim")
 DROPS_THINKING = CHATML.replace("message.content", "message.content.split('</think>')[-1].lstrip('\n')")
@@ -60,7 +60,7 @@ def test_the_pieces_put_together_are_what_the_template_renders_for_the_whole_con
     chat = Chat(plain_tokenizer, style)
     stop = plain_tokenizer.eos_token_id
     question, outputs = "Where is Curaçao?\n(in words)", ["No results.", "Curaçao lies\n\nin the sea. "]
-    written = ['<tool_call>{"name": "executor", "arguments": {"task": "x"}}</tool_call>', " <think>\nhm\n</think>\n\nonce more"]
+    written = [call_text("executor", task="x"), " <think>\nhm\n</think>\n\nonce more"]
     messages = [{"role": "system", "content": PROMPTS[style]["planner"]}, {"role": "user", "content": question}]
     ids = chat.open("planner", question)
     for message, output in zip(written, outputs, strict=True):

@@ -95,7 +95,7 @@ def test_an_expert_sees_trajectories_and_a_trajectory_has_no_gold_answer():
     assert not hasattr(experts, "tasks") and Rating(0.5, {}).score == 0.5
 
 
-# ------------------------------------------------------------------------------------------------------------ metrics
+# -------------------------------------------------------------------------------------------------------------- metrics
 
 
 def question(task_id, kind, *keys):

@@ -78,7 +78,7 @@ def test_an_update_has_the_plain_versions_gradient(load, batch, ratio, average):
     expected = plain_gradients(load(), kept, ratio=ratio, average=average)
     found, metrics = update(load(), batch, ratio=ratio, average=average, tokens=200)
     assert metrics["trained"] == 6
-    assert_close(found, expected)
+    assert_close(found, expected, atol=1e-6 if ratio == "token" else 1e-3)  # a product gathers the tokens' rounding
 
 
 @pytest.mark.parametrize("average", grpo.AVERAGES)
@@ -130,8 +130,8 @@ def test_a_row_without_a_sampled_token_changes_nothing(load, batch):
     masked = Trajectory("planner", "q", 0, advantage=5.0)
     masked.read("user", "?", list(range(200)))
     for average in grpo.AVERAGES:
-        expected, found = update(load(), batch, average=average)[0], update(load(), [masked, *batch], average=average)[0]
-        assert_close(found, expected)
+        expected = update(load(), batch, average=average)[0]
+        assert_close(update(load(), [masked, *batch], average=average)[0], expected)
 
 
 def test_what_stands_at_prompts_and_tool_output_is_never_trained(load, batch):
@@ -321,7 +321,7 @@ def test_a_gradient_that_is_not_finite_is_an_error_before_any_step(load, batch):
     before = weights(policy)
     batch[0].logprobs = [float("nan")] * len(batch[0].logprobs)
     learner = Learner(policy, "planner", Objective())
-    with pytest.raises(FloatingPointError, match="the planner's loss or gradient is not finite in update 1"):
+    with pytest.raises(FloatingPointError, match="the planner's loss is not finite in update 1"):
         learner.update(batch)
     assert all(torch.equal(a, b) for a, b in zip(weights(policy), before, strict=True)) and learner.version == 0
 

@@ -1,4 +1,4 @@
-"""The message grammar: what is a call, what is a result, and that everything else is malformed and never an exception."""
+"""The message grammar: what is a call, what is a result; everything else is malformed and never an exception."""
 
 import json
 import random
@@ -93,7 +93,7 @@ def test_an_executor_may_report_any_text_even_the_planners_words():
         ("executor", '<tool_call>{"name": ["search"], "arguments": {}}</tool_call>'),
         ("executor", "<tool_call>" + "[" * 100_000 + "</tool_call>"),
         ("executor", f'<tool_call>{{"name": "visit", "arguments": {{"id": "1", "page": {"9" * 9999}}}}}</tool_call>'),
-        ("executor", '<tool_call>{"name": "search", "arguments": {"query": "\\ud800"}}</tool_call>'),  # half a character
+        ("executor", '<tool_call>{"name": "search", "arguments": {"query": "\\ud800"}}</tool_call>'),  # no text
     ],
 )
 def test_malformed(role, message):
@@ -105,7 +105,7 @@ def test_the_empty_final_answer_is_malformed_and_earns_nothing():
     assert parse("planner", "FINAL ANSWER:   \n") == Malformed("an empty result")
 
 
-# ------------------------------------------------------------------------------------------------------ 10 000 mutations
+# ----------------------------------------------------------------------------------------------------- 10 000 mutations
 
 VALID = [
     ("planner", DELEGATION),
@@ -118,7 +118,8 @@ VALID = [
 ]
 SNIPPETS = [
     *("<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>", "</tool_response>", "FINAL ANSWER:"),
-    *('"', "{", "}", "}}", "[", ",", ":", "\\", "\n", " ", "null", "true", "1e999", "NaN", "\\ud800", "\\u0000", "é", "\x00"),
+    *('"', "{", "}", "}}", "[", ",", ":", "\\", "\n", " ", "null", "true", "1e999", "NaN"),
+    *("\\ud800", "\\u0000", "é", "\x00"),
     *('"name"', '"arguments"', '"task"', '"page": 3', "executor", "search", "<|im_end|>", "<|im_start|>"),
 ]
 
@@ -185,7 +186,7 @@ def test_ten_thousand_mutated_messages_never_raise_and_pass_only_when_they_follo
         json.dumps(found.arguments, ensure_ascii=False).encode("utf-8")  # the log can write it
 
 
-# ------------------------------------------------------------------------------------------------------------- disarming
+# ------------------------------------------------------------------------------------------------------------ disarming
 
 
 @pytest.mark.parametrize("tag", ["tool_call", "/tool_call", "tool_response", "/tool_response", "think", "/think"])

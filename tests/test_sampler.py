@@ -34,7 +34,7 @@ def policy(request, load):
     return load(request.param)
 
 
-# -------------------------------------------------------------------------------------------------------- log-probs
+# ------------------------------------------------------------------------------------------------------------ log-probs
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
@@ -73,7 +73,7 @@ def test_both_roles_may_take_turns(load, converse):
     assert_same([second], greedy(policy, [ids], 8))
 
 
-# ------------------------------------------------------------------------------------------------- the distribution
+# ----------------------------------------------------------------------------------------------------- the distribution
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.3])
@@ -108,7 +108,7 @@ def test_rows_of_one_prompt_are_drawn_independently_and_a_seed_repeats_them(load
     assert sample(0) == first and sample(1) != first
 
 
-# ----------------------------------------------------------------------------------------------- rows and the cache
+# --------------------------------------------------------------------------------------------------- rows and the cache
 
 
 def test_a_row_alone_equals_the_same_row_in_a_ragged_batch(policy):
@@ -183,7 +183,7 @@ def test_a_conversation_may_fill_the_models_context_to_the_last_position(policy)
     assert_same([long, short], [greedy(policy, [p], 8)[0] for p in prompts])
 
 
-# --------------------------------------------------------------------------------------------------- stop and length
+# ------------------------------------------------------------------------------------------------------ stop and length
 
 
 def test_the_stop_token_is_the_last_of_its_message_and_is_trained(load, converse):
@@ -235,7 +235,7 @@ def test_the_first_call_must_read_every_prompt(load):
         conversations.generate([0], None, 4, 1.0)
 
 
-# ------------------------------------------------------------------------------------------------- ids and the text
+# ----------------------------------------------------------------------------------------------------- ids and the text
 
 
 def test_training_reads_the_sampled_ids_even_where_decoding_and_encoding_gives_others(load, converse, tmp_path):
