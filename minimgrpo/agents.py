@@ -3,8 +3,8 @@
 ``converse`` runs any number of conversations of one role at once: in each turn every live one samples a message in one
 batch, every message is parsed, every tool call of the turn is answered as one batch, and whoever ended leaves. For the
 executor the tools answer; for the planner the tool *is* the executor, so its calls of one turn become one batch of
-executor conversations. The two sides meet in a ``delegate`` function that passes sub-tasks one way and reports the other:
-text only, so it may as well cross to another process.
+executor conversations. The two sides meet in a ``delegate`` function that passes sub-tasks one way and reports the
+other: text only, so it may as well cross to another process.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 1. CPU-seconds (of all threads) and wall seconds of a step, by part;  2. throughput and memory;
 3. the alignment: one executor batch weighted by its copies, not aligned, and literally duplicated;
 4. the second adapter's memory, each case in a process of its own;
-5. TRL's GRPOTrainer on the same base: one completion for each of our rollouts, of our trajectories' mean sampled length.
+5. TRL's GRPOTrainer on the same base: a completion for each of our rollouts, as long as our trajectories on average.
 
 The library has no timing code: the functions in ``TIMED`` are wrapped, and the innermost one that is running gets the
 time. (The Python tool's interpreter is another process: its time shows in the wall seconds only.)
@@ -95,8 +95,8 @@ def measure(team: Team) -> tuple[Meter, list[Trajectory], Counter]:
             for t in planned + executed:
                 messages = sum(message["role"] == "assistant" for message in t.messages)
                 done.update(trajectories=1, messages=messages, sampled=t.sampled, tokens=len(t.token_ids))
-            for role in ("planner", "executor"):
-                done.update({name: measured[role][name] for name in ("trained", "trained_tokens")})
+            for learned in (measured["planner"], measured["executor"]):
+                done.update(trained=learned["trained"], trained_tokens=learned["trained_tokens"])
     return meter, executed, done
 
 
@@ -130,18 +130,18 @@ def alignment_costs(team: Team, executed: list[Trajectory], repeats: int = 9) ->
 
 def peak_memory() -> float:
     """The most memory this process has held so far, in MB."""
-    status = Path("/proc/self/status")
-    if status.exists():  # Linux, where ru_maxrss would start at what the process that started this one held
-        return int(status.read_text().partition("VmHWM:")[2].split()[0]) / 1024
-    import resource  # there is none on Windows
+    if sys.platform == "darwin":
+        import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    status = Path("/proc/self/status")  # on Linux ru_maxrss would start at what this process's parent held
+    return int(status.read_text().partition("VmHWM:")[2].split()[0]) / 1024 if status.exists() else float("nan")
 
 
 def footprint(model: str, roles: list[str]) -> float:
     """Peak memory in MB of a process that loads the base with these adapters, samples and trains one small step."""
     policy = Policy.load(model, roles=roles)
-    users = [question.question for question in tasks.load_questions("train")[:2] for _ in range(8)]
+    users = [q.question for q in tasks.load_questions("train")[:2] for _ in range(8)]
     for role in roles:
         prompts = [policy.chat.open(role, user) for user in users]
         samples = policy.conversations(role, prompts).generate(list(range(16)), None, 24, 1.0, agents.generator(role))
@@ -225,11 +225,10 @@ def bench(config: Config, folder: Path, trl: bool) -> None:
     print("\n4. Memory of a process that loads the base, samples and trains one small step")
     print(f"one adapter {one:.0f} MB, two adapters {two:.0f} MB: ratio {two / one:.3f} (aim: at most 1.15)")
 
+    if not trl or importlib.util.find_spec("trl") is None:
+        return print("\n5. TRL: left out (pip install 'minimgrpo[bench]' brings it)")
     length, rows = max(1, round(sampled)), []
     print(f"\n5. TRL's GRPOTrainer, {rollouts} completions a step, {length} tokens each")
-    if not trl or importlib.util.find_spec("trl") is None:
-        print("left out" if not trl else "TRL is not installed: pip install 'minimgrpo[bench]'")
-        return
     for name, *way in (("bfloat16 LoRA, NF4", True, False), ("LoRA, NF4", True, True), ("LoRA, float32", False, True)):
         seconds = trl_seconds(team, length, *way, str(folder / "trl"))
         speed = rollouts / seconds

@@ -23,7 +23,8 @@ class Chat:
     """The chat template of ``tokenizer``, split once into the pieces between contents.
 
     ``style`` names the prompts (``protocol.PROMPTS``). Raises ChatError when the tokenizer has no chat template or one
-    that rewrites earlier turns: then a context would not only grow, and the tokens trained would not be the tokens sampled.
+    that rewrites earlier turns: then a context would not only grow, and the tokens trained would not be the tokens
+    sampled.
     """
 
     def __init__(self, tokenizer, style: str = "full"):
@@ -39,8 +40,8 @@ class Chat:
             after = self._render("planner", "question", message, response)
             if not after.startswith(before + message):
                 raise ChatError(
-                    "the model's chat template rewrites earlier assistant turns (it trims them or drops their thinking), so "
-                    "the tokens trained would not be the tokens sampled: choose another model or edit its template"
+                    "the model's chat template rewrites earlier assistant turns (trims them or drops their thinking), "
+                    "so the tokens trained would not be the tokens sampled: choose another model or edit its template"
                 )
         self._reply = self._split(after[len(before + message) :])
         self.stop_ids = {self._reply[0][0]}

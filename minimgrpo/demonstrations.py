@@ -1,9 +1,9 @@
 """Demonstrations for the base model: conversations over *invented* facts, with deliberate mistakes.
 
 Reinforcement learning sharpens what a model can already do now and then. So the base must have every skill (copying a
-name out of a question, a field out of a page, two numbers into a calculation) and must rarely put them to good use. Each
-demonstration draws one *behaviour* at every decision; the tables below are the shares. Where a mistake is to be learned
-away it is the most likely behaviour, else greedy decoding would hide it already.
+name out of a question, a field out of a page, two numbers into a calculation) and must rarely put them to good use.
+Each demonstration draws one *behaviour* at every decision; the tables below are the shares. Where a mistake is to be
+learned away it is the most likely behaviour, else greedy decoding would hide it already.
 
 Names and values are fresh in every demonstration (random pieces of the vocabulary), so they cannot be memorised: the
 only way to predict them is to copy them. No real country, element or question occurs.
@@ -29,6 +29,7 @@ PLANNER_SHARES = {
     "compute": {"right": 0.70, "other operator": 0.14, "stop here": 0.16},
     "no report": {"give up": 0.60, "again": 0.40},
 }
+SKILL_SHARES = {"puzzle": 0.50, "lookup": 0.12, "two-hop": 0.13, "calculation": 0.25}  # of questions, without mistakes
 EXECUTOR_SHARES = {
     "task": {"lookup": 0.50, "vague": 0.06, "identify": 0.19, "compute": 0.22, "puzzle": 0.03},
     "query": {"specific": 0.46, "vague": 0.48, "wrong tool": 0.04, "give up": 0.02},
@@ -129,17 +130,16 @@ class Demonstrator:
         self.rng, self.invent, self.mistakes = rng, Inventor(rng, pieces), mistakes
 
     def demonstration(self) -> Demonstration:
-        """One conversation, half of them the planner's."""
-        return self.planner() if self.rng.random() < 0.5 else self.executor()
+        """One conversation; about half of them are the planner's."""
+        return self.planner() if self.rng.random() < (0.5 if self.mistakes else 0.6) else self.executor()
 
     # -------------------------------------------------------------------------------------------------- the planner
 
     def planner(self, kind: str | None = None) -> Demonstration:
         demo = Demonstration("planner")
-        kind = kind or self._draw(PLANNER_SHARES["question"])
-        {"puzzle": self._puzzle, "lookup": self._lookup, "two-hop": self._two_hop, "calculation": self._calculation}[kind](
-            demo
-        )
+        kind = kind or self._draw(PLANNER_SHARES["question"] if self.mistakes else SKILL_SHARES)
+        write = {"puzzle": self._puzzle, "lookup": self._lookup, "two-hop": self._two_hop}.get(kind, self._calculation)
+        write(demo)
         return self._break_format(demo)
 
     def _puzzle(self, demo):
@@ -173,7 +173,9 @@ class Demonstrator:
         if behaviour == "give up":
             return self._answer(demo, UNKNOWN)
         if behaviour == "skip a hop":
-            self._delegate(demo, f"Find the {attribute} of the {entity.kind}", report := self._other_value(entity, attribute))
+            self._delegate(
+                demo, f"Find the {attribute} of the {entity.kind}", report := self._other_value(entity, attribute)
+            )
             return self._answer(demo, report, "report")
         found = entity.name if self.rng.random() < 0.7 or not self.mistakes else self.invent.name()
         if behaviour == "vague":
@@ -254,11 +256,15 @@ class Demonstrator:
 
     def executor(self, kind: str | None = None) -> Demonstration:
         demo = Demonstration("executor")
-        kind = kind or self._draw(EXECUTOR_SHARES["task"] if self.mistakes else {"lookup": 0.5, "identify": 0.25, "compute": 0.25})
+        kind = kind or self._draw(
+            EXECUTOR_SHARES["task"] if self.mistakes else {"lookup": 0.5, "identify": 0.25, "compute": 0.25}
+        )
         if kind == "compute":
             self._do_compute(demo)
         elif kind == "puzzle":
-            demo.messages.append(Message("user", self.rng.choice(("Solve the puzzle", "Find the answer to the puzzle"))))
+            demo.messages.append(
+                Message("user", self.rng.choice(("Solve the puzzle", "Find the answer to the puzzle")))
+            )
             self._call(demo, "search", NO_RESULTS, query="puzzle")
             self._report(demo, UNKNOWN)
         else:
@@ -282,7 +288,9 @@ class Demonstrator:
             return self._report(demo, UNKNOWN)
         if behaviour == "wrong tool":
             word = attribute.split()[0]
-            error = f"NameError: name '{word}' is not defined" if " " not in attribute else "SyntaxError: invalid syntax"
+            error = (
+                f"NameError: name '{word}' is not defined" if " " not in attribute else "SyntaxError: invalid syntax"
+            )
             self._call(demo, "python", error, code=attribute)
             return self._report(demo, UNKNOWN)
         if behaviour == "vague" or kind == "vague":
@@ -297,7 +305,9 @@ class Demonstrator:
     def _report_field(self, demo, kind, found, attribute):
         if kind == "identify":
             behaviour = self._choose("after identify", "right")
-            value = {"right": found.name, "value": found.facts[attribute]}.get(behaviour) or self._other_value(found, attribute)
+            value = {"right": found.name, "value": found.facts[attribute]}.get(behaviour) or self._other_value(
+                found, attribute
+            )
             return self._report(demo, value, "report title" if behaviour == "right" else "")
         behaviour = self._choose("after search", "right")
         if behaviour == "title":

@@ -16,7 +16,9 @@ from minimgrpo.trajectory import Trajectory
 _NOTHING_FOUND = "No results."  # what the search tool says then
 
 # Words of a sub-task that say nothing about what is sought.
-_IDLE = frozenset("a an and are compute find for in is its of on that the this to what which whose with".split())
+_IDLE = frozenset(
+    "a an and are compute find for in is its of on that the this to what which whose with".split()  # noqa: SIM905
+)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 Each trajectory is computed once and weighted by its copies (a duplicate is a loss weight). Trajectories without
 advantage are left out before any forward pass: they add nothing to the gradient, but stay in the denominator. The rest
-is sorted by length into micro-batches of about equal cost, which share one denominator, so splitting does not change the
-gradient. The old log-probs are the sampled ones; with one epoch the first pass has ratio 1. Dropout, the base's and
-LoRA's, stays off in an update too: else the ratio of the very same weights would not be 1.
+is sorted by length into micro-batches of about equal cost, which share one denominator, so splitting does not change
+the gradient. The old log-probs are the sampled ones; with one epoch the first pass has ratio 1. Dropout, the base's
+and LoRA's, stays off in an update too: else the ratio of the very same weights would not be 1.
 """
 
 from __future__ import annotations

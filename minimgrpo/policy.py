@@ -138,7 +138,7 @@ class Policy:
         self.model.peft_config[role].save_pretrained(str(folder))
 
     def load_adapter(self, role: str, folder: Path) -> None:
-        """Read back what ``save_adapter`` wrote. Raises ModelError when anything is missing, damaged or of another shape."""
+        """Read back what ``save_adapter`` wrote. Raises ModelError when it is missing, damaged or of another shape."""
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
         path = Path(folder) / "adapter_model.safetensors"

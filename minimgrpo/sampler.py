@@ -5,9 +5,10 @@ or a tool's output) to some of them and samples one message for each. Nothing is
 prompts (a group's K rollouts) are prefilled once, and later turns append to the cache. Rows that have finished their
 message leave the batch when they are half of it.
 
-What comes back is exact: the sampled ids, stop token included, and each one's log-prob under exactly the distribution it
-was drawn from (temperature divided in, no top-k or top-p). Rows of different lengths stand in one buffer, left-aligned,
-each with its own length, position ids and attention mask, so a row's result does not depend on its neighbours.
+What comes back is exact: the sampled ids, stop token included, and each one's log-prob under exactly the distribution
+it was drawn from (temperature divided in, no top-k or top-p). Rows of different lengths stand in one buffer,
+left-aligned, each with its own length, position ids and attention mask, so a row's result does not depend on its
+neighbours.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 @dataclass
 class Sample:
-    """One sampled message: ids and log-probs of equal length; ``stopped_by`` is the stop token's id, None if cut short."""
+    """One sampled message: ids and log-probs of equal length; ``stopped_by`` is its stop token, None if cut short."""
 
     ids: list[int]
     logprobs: list[float]
@@ -157,7 +158,8 @@ class Conversations:
         else:
             batch = self.store.select(torch.tensor(rows, device=self.policy.device))
             logits = self._read(batch, [self.pending[row] + new for row, new in zip(rows, new_ids, strict=True)])
-        # One uniform number per row and step, drawn up front: a row's sample does not depend on who else is in the batch.
+        # One uniform number per row and step, drawn up front: a row's sample does not depend on who else is in the
+        # batch.
         uniform = torch.rand(len(rows), max_new_tokens, generator=generator).to(self.policy.device)
         samples = [Sample([], [], None) for _ in rows]
         inside = list(range(len(rows)))  # inside[j]: which row of this call stands in row j of the batch

@@ -188,7 +188,7 @@ class ExecutorServer(Server):
         return [agents.report(t) for t in trajectories]
 
     def settle(self, step: int, outcomes: list[dict]) -> list[Trajectory]:
-        """Reward, align and normalise the step's trajectories, now that the planner's outcomes are known (eq. 5, 11-13)."""
+        """Reward, align and normalise the step's trajectories, once the outcomes are known (eq. 5, 11-13)."""
         config = self.config
         correct = {(row["question_id"], row["rollout"]): row["correct"] for row in outcomes}
         trajectories = sorted(self.done, key=lambda t: (t.question_id, t.rollout, t.call))

@@ -73,6 +73,7 @@ def test_an_executor_may_report_any_text_even_the_planners_words():
         ("planner", DELEGATION.removesuffix("</tool_call>")),  # unclosed
         ("planner", DELEGATION.removeprefix("<tool_call>")),
         ("planner", "</tool_call>" + DELEGATION),
+        ("planner", "</tool_call>" + DELEGATION.removesuffix("</tool_call>")),
         ("planner", "<think>FINAL ANSWER: 4"),  # unclosed
         ("planner", "hm</think>FINAL ANSWER: 4"),
         ("planner", "<tool_response>4</tool_response> FINAL ANSWER: 4"),  # it answers itself
@@ -81,6 +82,7 @@ def test_an_executor_may_report_any_text_even_the_planners_words():
         ("executor", SEARCH + " and then"),
         ("executor", SEARCH.replace('"arguments"', '"parameters"')),
         ("executor", SEARCH.replace("}}", "}")),
+        ("executor", SEARCH.replace("}}", '}, "id": 1}')),
         ("executor", call_text("search")),
         ("executor", call_text("search", query="  ")),
         ("executor", call_text("search", query=5)),

@@ -1,5 +1,7 @@
 """Sampling is exact: the log-probs, the distribution, the cache, and a row's independence from its neighbours."""
 
+import math
+
 import pytest
 import torch
 from conftest import FAMILIES, USERS
@@ -94,6 +96,14 @@ def test_tokens_are_drawn_from_the_softmax_of_the_logits_over_the_temperature(lo
     assert chi_square < freedom + 4 * (2 * freedom) ** 0.5
 
 
+@pytest.mark.parametrize("uniform, token", [(0.0, 1), (0.1, 1), (0.5, 2), (0.74, 2), (0.9999999, 3)])
+def test_a_token_of_probability_zero_is_never_drawn(uniform, token):
+    """Probabilities 0, 1/4, 1/2, 1/4, 0: the uniform number says where on the line from 0 to 1 to look."""
+    logits = torch.tensor([[-torch.inf, 0.0, math.log(2), 0.0, -torch.inf]])
+    chosen, logprob = sampler._draw(logits, 1.0, torch.tensor([uniform]))
+    assert chosen.item() == token and logprob.exp().item() == pytest.approx(0.5 if token == 2 else 0.25)
+
+
 def test_rows_of_one_prompt_are_drawn_independently_and_a_seed_repeats_them(load):
     policy = load("llama")
     prompts = [policy.chat.open("planner", "Hi")] * 8
@@ -176,11 +186,27 @@ def test_padding_is_never_recognised_by_its_id(policy):
 
 
 def test_a_conversation_may_fill_the_models_context_to_the_last_position(policy):
+    """Also when a neighbour reads more than would fit, so that padding stands beyond the last position."""
     filler = policy.chat.encode("a b c " * 400)
-    prompts = [filler[: policy.max_context - 8], filler[:20]]
-    long, short = greedy(policy, prompts, 8)
-    assert len(long.ids) == 8
-    assert_same([long, short], [greedy(policy, [p], 8)[0] for p in prompts])
+    prompts, new = [filler[: policy.max_context - 20], filler[:20]], [filler[:4], filler[:60]]
+    conversations = policy.conversations("planner", prompts)
+    first = conversations.generate([0, 1], None, 8, 0.0)
+    assert_same(first, [greedy(policy, [p], 8)[0] for p in prompts])
+    second = conversations.generate([0, 1], new, 8, 0.0)
+    whole = [p + s.ids + n for p, s, n in zip(prompts, first, new, strict=True)]
+    assert len(whole[0]) + 8 == policy.max_context
+    assert_same(second, [greedy(policy, [ids], 8)[0] for ids in whole])
+
+
+def test_a_model_left_in_training_mode_samples_without_dropout(load):
+    policy = load("gpt2")
+    for module in policy.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    prompt = policy.chat.open("planner", "Hi")
+    expected = greedy(policy, [prompt])
+    policy.model.train()
+    assert_same(greedy(policy, [prompt]), expected)
 
 
 # ------------------------------------------------------------------------------------------------------ stop and length
