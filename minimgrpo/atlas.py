@@ -29,15 +29,18 @@ SENTENCES = {
     "country": (
         "{name} is a country in {continent}.",
         "The capital of {name} is {capital} and its currency is the {currency}.",
-        "Its population is {population} and its area is {area} square kilometres.",
-        "Its main language is {main language}, its calling code is {calling code} "
-        "and its internet domain is {internet domain}.",
+        "Its population is {population}.",
+        "Its area is {area} square kilometres.",
+        "Its main language is {main language} and its internet domain is {internet domain}.",
+        "Its calling code is {calling code}.",
         "Its neighbours are {neighbours}.",
     ),
     "element": (
         "{name} is a chemical element with symbol {symbol} and atomic number {atomic number}.",
-        "Its atomic weight is {atomic weight} and its density is {density} grams per cubic centimetre.",
-        "Its melting point is {melting point} kelvin and its boiling point is {boiling point} kelvin.",
+        "Its atomic weight is {atomic weight}.",
+        "Its density is {density} grams per cubic centimetre.",
+        "Its melting point is {melting point} kelvin.",
+        "Its boiling point is {boiling point} kelvin.",
         "Its discoverer is {discoverer} and its year of discovery is {year of discovery}.",
     ),
 }

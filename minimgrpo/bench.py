@@ -9,8 +9,8 @@ The library has no timing code: the functions in ``TIMED`` are wrapped, and the 
 time. (The Python tool's interpreter is another process: its time shows in the wall seconds only.)
 
 TRL gets its best on a CPU: no gradient checkpointing, no KL, no log, no checkpoints, a reward that costs nothing, one
-micro-batch a step (four were no faster). For an NF4 base it makes the LoRA weights bfloat16; it also runs with them in
-float32, and with the base in float32. What differs by nature: our trajectories have several messages and read tool
+micro-batch a step (four were no faster), LoRA weights in float32 (for an NF4 base it would take bfloat16, which is slow
+on most CPUs), and also a float32 base. What differs by nature: our trajectories have several messages and read tool
 output; our groups without signal are skipped, while its random rewards leave none.
 """
 
@@ -20,7 +20,6 @@ import argparse
 import contextlib
 import importlib.util
 import io
-import random
 import shutil
 import statistics
 import subprocess
@@ -37,7 +36,7 @@ from minimgrpo import display
 with display.interruptible():  # torch and transformers take seconds to import
     import torch
 
-    from minimgrpo import agents, alignment, log, sampler, servers, tasks, tools, train
+    from minimgrpo import alignment, log, sampler, servers, tasks, tools, train
     from minimgrpo.chat import ChatError
     from minimgrpo.learner import Learner
     from minimgrpo.policy import ModelError, Policy
@@ -93,17 +92,16 @@ def measure(team: Team) -> tuple[Meter, list[Trajectory], Counter]:
                 meter.cpu.clear(), meter.wall.clear()
                 continue
             for t in planned + executed:
-                messages = sum(message["role"] == "assistant" for message in t.messages)
-                done.update(trajectories=1, messages=messages, sampled=t.sampled, tokens=len(t.token_ids))
+                turns = len(t.messages) // 2  # system, user, assistant, user, assistant, ...
+                done.update(trajectories=1, turns=turns, sampled=t.sampled, tokens=len(t.token_ids))
             for learned in (measured["planner"], measured["executor"]):
                 done.update(trained=learned["trained"], trained_tokens=learned["trained_tokens"])
     return meter, executed, done
 
 
-def alignment_costs(team: Team, executed: list[Trajectory], repeats: int = 9) -> dict[str, tuple[int, float]]:
-    """Three ways to settle and learn from one step's executor batch -> trajectories and median CPU-seconds of each."""
-    step, executor = team.config.steps, team.executor
-    outcomes = log.read(team.log.outcomes(step))
+def alignment_rows(team: Team, executed: list[Trajectory], repeats: int = 9) -> list[list[str]]:
+    """Three ways to settle and learn from a step's executor batch -> name, trajectories, CPU-seconds, ratio of each."""
+    step, executor, outcomes = team.config.steps, team.executor, log.read(team.log.outcomes(team.config.steps))
 
     def settle(align=alignment.align) -> list[Trajectory]:
         executor.done = [replace(t) for t in executed]
@@ -125,7 +123,8 @@ def alignment_costs(team: Team, executed: list[Trajectory], repeats: int = 9) ->
             started = time.process_time()
             executor.learner.update(ways[way]())
             seconds[way].append(time.process_time() - started)
-    return {way: (len(ways[way]()), statistics.median(seconds[way][1:])) for way in ways}
+    median = {way: statistics.median(seconds[way][1:]) for way in ways}
+    return [[way, str(len(ways[way]())), f"{s:.3f}", f"{s / median['not aligned']:.2f}"] for way, s in median.items()]
 
 
 def peak_memory() -> float:
@@ -141,53 +140,52 @@ def peak_memory() -> float:
 def footprint(model: str, roles: list[str]) -> float:
     """Peak memory in MB of a process that loads the base with these adapters, samples and trains one small step."""
     policy = Policy.load(model, roles=roles)
-    users = [q.question for q in tasks.load_questions("train")[:2] for _ in range(8)]
+    prompt = policy.chat.open("planner", tasks.load_questions("train")[0].question)
     for role in roles:
-        prompts = [policy.chat.open(role, user) for user in users]
-        samples = policy.conversations(role, prompts).generate(list(range(16)), None, 24, 1.0, agents.generator(role))
-        batch = [Trajectory(role, str(i), 0, advantage=(-1.0) ** i) for i in range(16)]
-        for trajectory, user, ids, sample in zip(batch, users, prompts, samples, strict=True):
-            trajectory.read("user", user, ids)
+        samples = policy.conversations(role, 16 * [prompt]).generate(list(range(16)), None, 24, 1.0)
+        batch = [Trajectory(role, "", i, advantage=(-1.0) ** i) for i in range(16)]
+        for trajectory, sample in zip(batch, samples, strict=True):
+            trajectory.read("user", "", prompt)
             trajectory.wrote("", sample.ids, sample.logprobs)
         Learner(policy, role, Config().objective).update(batch)
     return peak_memory()
 
 
-def trl_seconds(team: Team, length: int, nf4: bool, float_lora: bool, folder: str) -> float:
+def trl_seconds(team: Team, length: int, nf4: bool, folder: Path) -> float:
     """CPU-seconds of a step of TRL's GRPOTrainer on our planner's questions, ``length`` tokens a completion."""
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import BitsAndBytesConfig
     from trl import GRPOConfig, GRPOTrainer
 
-    config, chat, marks, draws = team.config, team.planner.policy.chat, [], random.Random(0)
+    config, chat, marks = team.config, team.planner.policy.chat, []
 
-    def reward(completions: list[str], **_) -> list[float]:
+    def reward(completions: list, **_) -> list[float]:
         marks.append(time.process_time())  # once a step
-        return [draws.random() for _ in completions]
+        return torch.rand(len(completions)).tolist()
 
-    def prompt(question: str) -> str:
-        messages = [{"role": "system", "content": chat.prompts["planner"]}, {"role": "user", "content": question}]
-        return chat.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-
-    ours = [team.planner.chosen(step) for step in range(1, config.steps + 1)]
+    system, steps = {"role": "system", "content": chat.prompts["planner"]}, range(1, config.steps + 1)
+    prompts = [[system, {"role": "user", "content": q.question}] for step in steps for q in team.planner.chosen(step)]
     bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
     loading = {"dtype": torch.float32, "device_map": "cpu"} | ({"quantization_config": bits} if nf4 else {})
-    batch = {"per_device_train_batch_size": config.questions * config.rollouts, "num_generations": config.rollouts}
-    forced = {"max_completion_length": length, "generation_kwargs": {"min_new_tokens": length}}
-    cpu = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "dataloader_pin_memory": False}
-    quiet = {"report_to": "none", "logging_strategy": "no", "save_strategy": "no", "disable_tqdm": True}
+    settings = {
+        **{"output_dir": str(folder), "model_init_kwargs": loading, "max_steps": config.steps + 1},
+        **{"per_device_train_batch_size": config.questions * config.rollouts, "num_generations": config.rollouts},
+        **{"max_completion_length": length, "generation_kwargs": {"min_new_tokens": length}},
+        **{"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "dataloader_pin_memory": False},
+        **{"report_to": "none", "logging_strategy": "no", "save_strategy": "no", "disable_tqdm": True},
+    }
     with contextlib.redirect_stdout(io.StringIO()):  # it prints a summary
         trainer = GRPOTrainer(
             str(tasks.DATA / "atlas-lm") if config.model == "atlas-lm" else config.model,
             reward,
-            GRPOConfig(folder, model_init_kwargs=loading, max_steps=len(ours) + 1, **batch, **forced, **cpu, **quiet),
-            Dataset.from_dict({"prompt": [prompt(q.question) for questions in ours for q in questions]}),
+            GRPOConfig(**settings),
+            Dataset.from_dict({"prompt": prompts}),
             processing_class=chat.tokenizer,
             peft_config=LoraConfig("CAUSAL_LM", r=config.rank, lora_alpha=config.alpha, target_modules="all-linear"),
         )
         for parameter in trainer.model.parameters():
-            if parameter.requires_grad and float_lora:
+            if parameter.requires_grad:
                 parameter.data = parameter.data.float()
         trainer.train()
     return (marks[-1] - marks[1]) / (len(marks) - 2)  # from the second mark on, so that all has run once before
@@ -206,18 +204,17 @@ def bench(config: Config, folder: Path, trl: bool) -> None:
     display.print_table(screen, ["part", "CPU s", "wall s", "of CPU"], rows)
     print(f"log and checkpoints: {100 * (meter.cpu['log'] + meter.cpu['checkpoints']) / cpu:.1f} % (aim: at most 3 %)")
 
-    sampled, read = done["sampled"] / n, (done["tokens"] - done["sampled"]) / n
+    sampled, tokens = done["sampled"] / n, done["tokens"] / n
     print(f"\n2. {n / steps:.0f} trajectories a step, of which {done['trained'] / steps:.0f} had a signal")
     print(f"{n / cpu:.1f} trajectories and {done['trained_tokens'] / cpu:.0f} trained tokens per CPU-second")
-    print(f"a trajectory: {done['messages'] / n:.2f} messages, {sampled:.1f} tokens sampled, {read:.1f} read")
+    print(f"a trajectory: {done['turns'] / n:.2f} turns, {sampled:.1f} tokens sampled, {tokens - sampled:.1f} read")
     print(f"peak memory of this process: {peak_memory():.0f} MB")
 
-    print("\n3. Alignment: settle and learn from one step's executor batch (medians)")
+    print("\n3. Alignment: settle and learn from one step's executor batch (medians; aim: 1.05 as weights)")
     if any(t.advantage for t in executed):
-        costs = alignment_costs(team, executed)
-        rows = [[way, str(size), f"{c:.3f}", f"{c / costs['not aligned'][1]:.2f}"] for way, (size, c) in costs.items()]
-        display.print_table(screen, ["", "trajectories", "CPU s", "ratio"], rows)
-    print("aim: at most 1.05 as weights" if any(t.advantage for t in executed) else "the batch has no signal")
+        display.print_table(screen, ["", "trajectories", "CPU s", "ratio"], alignment_rows(team, executed))
+    else:
+        print("That batch has no signal.")
 
     code = "from minimgrpo import bench; print(bench.footprint({!r}, {!r}))"
     commands = [code.format(config.model, roles) for roles in (["planner"], ["planner", "executor"])]
@@ -228,34 +225,32 @@ def bench(config: Config, folder: Path, trl: bool) -> None:
     if not trl or importlib.util.find_spec("trl") is None:
         return print("\n5. TRL: left out (pip install 'minimgrpo[bench]' brings it)")
     length, rows = max(1, round(sampled)), []
-    print(f"\n5. TRL's GRPOTrainer, {rollouts} completions a step, {length} tokens each")
-    for name, *way in (("bfloat16 LoRA, NF4", True, False), ("LoRA, NF4", True, True), ("LoRA, float32", False, True)):
-        seconds = trl_seconds(team, length, *way, str(folder / "trl"))
-        speed = rollouts / seconds
-        rows.append([f"TRL, {name}", f"{seconds:.2f}", f"{speed:.1f}", f"{n / cpu / speed:.1f}"])
-    rows.append(["minimgrpo, LoRA, NF4", f"{cpu / steps:.2f}", f"{n / cpu:.1f}", ""])
-    display.print_table(screen, ["", "CPU s a step", "trajectories per CPU s", "minimgrpo is ... x"], rows)
-    print("aim: 8")
+    print(f"\n5. TRL's GRPOTrainer, {rollouts} completions a step, {length} tokens each (aim: ratio 8)")
+    for base, nf4 in (("NF4", True), ("float32", False)):
+        speed = rollouts / trl_seconds(team, length, nf4, folder / "trl")
+        rows.append([f"TRL, {base} base", f"{rollouts / speed:.2f}", f"{speed:.1f}", f"{n / cpu / speed:.1f}"])
+    rows.append(["minimgrpo, NF4 base", f"{cpu / steps:.2f}", f"{n / cpu:.1f}", ""])
+    display.print_table(screen, ["", "CPU s a step", "trajectories per CPU s", "ratio"], rows)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("minimgrpo.bench", argparse.SUPPRESS, "Measure what a training step costs.")
     parser.add_argument("--steps", type=int, default=5, help="steps to measure, after one that warms up (5)")
-    fields = {name: train.field_help(Config)[name] for name in ("questions", "rollouts", "model", "threads", "seed")}
-    for name, text in fields.items():
-        default = getattr(Config, name)
+    for name in ("questions", "rollouts", "model", "threads", "seed"):
+        default, text = getattr(Config, name), train.field_help(Config)[name]
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} ({default})")
     parser.add_argument("--no-trl", action="store_true", help="leave out the comparison with TRL")
-    args = parser.parse_args(argv)
+    given = vars(parser.parse_args(argv))
+    steps, no_trl = given.pop("steps"), given.pop("no_trl")
+    if steps < 1:
+        parser.error(f"at least 1 step is needed to measure something, not {steps}")
     try:
-        if args.steps < 1:
-            raise ValueError(f"at least 1 step is needed to measure something, not {args.steps}")
-        config = Config(steps=args.steps + 1, **{name: getattr(args, name) for name in fields})
+        config = Config(steps=steps + 1, **given)
     except ValueError as error:
         parser.error(str(error))
     try:
         with tempfile.TemporaryDirectory() as folder:
-            bench(config, Path(folder), trl=not args.no_trl)
+            bench(config, Path(folder), trl=not no_trl)
     except (ModelError, ChatError, tasks.DataError, OSError) as error:
         parser.error(" ".join(str(error).split()))
     except KeyboardInterrupt:

@@ -18,15 +18,15 @@ from minimgrpo import atlas, protocol
 
 PLANNER_SHARES = {
     "question": {"puzzle": 0.36, "lookup": 0.20, "two-hop": 0.20, "calculation": 0.24},
-    "puzzle form": {"item": 0.45, "count": 0.35, "sum": 0.20},
+    "puzzle form": {"item": 0.40, "count": 0.36, "sum": 0.24},
     "puzzle": {"delegate": 0.54, "solve": 0.43, "solve wrongly": 0.03},
     "after a delegated puzzle": {"report": 0.75, "solve": 0.25},
     "lookup": {"specific": 0.45, "vague": 0.51, "give up": 0.04},
-    "two-hop": {"identify": 0.62, "vague": 0.28, "skip a hop": 0.07, "give up": 0.03},
-    "second hop": {"specific": 0.66, "vague": 0.17, "stop here": 0.17},
-    "calculation": {"specific": 0.60, "vague": 0.36, "give up": 0.04},
-    "second operand": {"specific": 0.70, "vague": 0.16, "stop here": 0.14},
-    "compute": {"right": 0.70, "other operator": 0.14, "stop here": 0.16},
+    "two-hop": {"identify": 0.70, "vague": 0.22, "skip a hop": 0.05, "give up": 0.03},
+    "second hop": {"specific": 0.74, "vague": 0.13, "stop here": 0.13},
+    "calculation": {"specific": 0.68, "vague": 0.28, "give up": 0.04},
+    "second operand": {"specific": 0.76, "vague": 0.13, "stop here": 0.11},
+    "compute": {"right": 0.76, "other operator": 0.12, "stop here": 0.12},
     "no report": {"give up": 0.60, "again": 0.40},
 }
 SKILL_SHARES = {"puzzle": 0.50, "lookup": 0.12, "two-hop": 0.13, "calculation": 0.25}  # of questions, without mistakes
@@ -39,7 +39,7 @@ EXECUTOR_SHARES = {
     "after visit": {"right": 0.65, "other field": 0.35},
     "after python": {"right": 0.92, "operand": 0.08},
 }
-BROKEN_FORMAT = 0.03  # of all messages, both roles
+BROKEN_FORMAT = 0.025  # of all messages, both roles
 NO_REPORT = 0.02  # of all delegations, as the planner sees them
 
 UNKNOWN = "unknown"
@@ -370,7 +370,7 @@ class Demonstrator:
         """Another field of the same sentence: the mistake that looks right at a glance."""
         template = next(t for t in atlas.SENTENCES[entity.kind] if "{" + attribute + "}" in t)
         others = [a for a in atlas.ASKED[entity.kind] if a != attribute and "{" + a + "}" in template]
-        return atlas.answer(entity, self.rng.choice(others))
+        return atlas.answer(entity, self.rng.choice(others)) if others else entity.name
 
     def _break_format(self, demo) -> Demonstration:
         """Spoil one message now and then and end there, as a rollout would."""

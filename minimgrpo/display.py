@@ -110,6 +110,8 @@ class Progress:
             f"{self._left()} left",
         )
         lines = Table.grid(padding=(0, 1))
+        for width in (30, 3, WIDTH):
+            lines.add_column(min_width=width)
         for label, name, _ in ROWS:
             lines.add_row(label, Text(_share(now[name]), style="bold"), Text(sparkline([m[name] for m in self.seen])))
         lines.add_row("")

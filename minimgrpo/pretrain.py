@@ -2,16 +2,16 @@
 
 A Llama-architecture model and its own byte-level BPE tokenizer (ChatML template), trained on conversations over
 invented facts. Nothing of the Atlas's questions is seen; the tokenizer alone reads the pages, to have short words for
-common fragments. The first three quarters of the training show correct conversations only; the last quarter the
+common fragments. The training has two cycles; the first three quarters of each show correct conversations only; the last quarter the
 mixture that the model ends up with. Its mistakes and their shares (all of them stand in ``demonstrations``):
 
-    vague tasks (planner)            51 % of look-ups, 28 % of first hops, 36 % of first operands
+    vague tasks (planner)            51 % of look-ups, 22 % of first hops, 28 % of first operands
     vague queries (executor)         48 % of look-ups
     puzzles delegated                54 %
-    chains cut short or skipped      7-17 % at each further hop or operand
+    chains cut short or skipped      5-13 % at each further hop or operand
     wrong tool                       4 % of look-ups, 30 % of calculations (and 8 % guesses)
-    wrong field reported             20 %, the title 5 %
-    broken format                    3 % of messages, both roles
+    wrong field reported             20 % (the title, where a sentence states one fact), the title 5 % more
+    broken format                    2.5 % of messages, both roles
 
 Choices that mattered: fresh invented names in every demonstration (so that only copying helps); skills before mistakes;
 random sequences written twice, half of them numbers (the quickest way to a copying circuit); small batches of
@@ -30,11 +30,12 @@ from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from minimgrpo import tasks
 from minimgrpo.chat import Chat
 from minimgrpo.demonstrations import Demonstration, Demonstrator, Message
+from minimgrpo.policy import quiet
 from minimgrpo.protocol import ANSWER, ROLES, call_text
 
 CHATML = (
@@ -258,70 +259,24 @@ def real_demonstrations(seed: int = 0) -> list[Demonstration]:
     return demos
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m minimgrpo.pretrain", description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=tasks.DATA / "atlas-lm", help="folder to write the model to")
-    parser.add_argument("--minutes", type=float, default=20.0, help="wall-clock budget when --steps is not given")
-    parser.add_argument("--steps", type=int, default=0, help="optimizer steps (0: as many as fit into --minutes)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the demonstrations")
-    parser.add_argument("--vocab", type=int, default=1152, help="size of the vocabulary")
-    parser.add_argument("--width", type=int, default=128, help="hidden size (a multiple of 64, for NF4)")
-    parser.add_argument("--layers", type=int, default=3, help="number of layers")
-    parser.add_argument("--heads", type=int, default=4, help="attention heads")
-    parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
-    parser.add_argument("--muon-lr", type=float, default=2e-2, help="peak learning rate of the matrices (Muon)")
-    parser.add_argument("--batch", type=int, default=2048, help="tokens in a batch")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads (sums of floats depend on it)")
-    args = parser.parse_args(argv)
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
-    rng = random.Random(args.seed)
-
-    pages = [f"{page.title}: {page.text}" for page in tasks.load_pages()]
-    tokenizer = train_tokenizer(pages, args.vocab, rng)
-    chat = Chat(tokenizer, "brief")
-    pieces = name_pieces(tokenizer, pages)
+def train_cycle(model, chat: Chat, pieces: list[str], steps: int, seed: int, args) -> dict:
+    """One cycle: skills, then the mixture, while the learning rate rises and falls to nothing -> facts about it."""
+    rng = random.Random(seed)
     demonstrator = Demonstrator(rng, pieces)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=args.width,
-            intermediate_size=3 * args.width,
-            num_hidden_layers=args.layers,
-            num_attention_heads=args.heads,
-            num_key_value_heads=args.heads,
-            max_position_embeddings=1024,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
-    model.config.prompt_style = "brief"
-    parameters = sum(p.numel() for p in model.parameters())
-    print(f"{parameters / 1e6:.2f} M parameters, {len(tokenizer)} tokens, {len(pieces)} pieces")
-    sample = [encode(chat, demonstrator.demonstration()) for _ in range(500)]
-    read, written = sum(len(s[0]) for s in sample) / 500, sum(sum(s[1]) for s in sample) / 500
-    print(f"a demonstration has {read:.0f} tokens, {written:.0f} of them written by the agent")
-
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if not (p.ndim == 2 and "embed" not in name)]
-    optimizers = [
-        Muon(matrices, lr=args.muon_lr),
-        torch.optim.AdamW(others, lr=args.lr, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
+    optimizers = [Muon(matrices, lr=args.muon_lr), torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0)]
     peaks = [args.muon_lr, args.lr]
     started, step, tokens, smooth = time.time(), 0, 0, None
 
     def progress() -> float:
-        return step / args.steps if args.steps else (time.time() - started) / (60 * args.minutes)
+        return step / steps
 
-    for ids, weights in batches(chat, demonstrator, rng, len(tokenizer), args.batch, progress):
-        done = progress()
-        if done >= 1:
+    for ids, weights in batches(chat, demonstrator, rng, len(chat.tokenizer), args.batch, progress):
+        if step == steps:
             break
         for optimizer, peak in zip(optimizers, peaks, strict=True):
-            optimizer.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / 50) * max(0.02, 1 - done)
+            optimizer.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / 50) * max(0.02, 1 - step / steps)
         logprobs = torch.log_softmax(model(ids[:, :-1]).logits, -1)
         nll = -logprobs.gather(-1, ids[:, 1:, None])[..., 0]
         loss = (nll * weights[:, 1:]).sum() / weights[:, 1:].sum()
@@ -333,20 +288,75 @@ def main(argv: list[str] | None = None) -> None:
         step, tokens = step + 1, tokens + ids.numel()
         smooth = loss.item() if smooth is None else 0.98 * smooth + 0.02 * loss.item()
         if step % 250 == 0:
-            print(
-                f"step {step}  {tokens / 1e6:.1f} M tokens  {time.time() - started:.0f} s  loss {smooth:.3f}",
-                flush=True,
-            )
-        if step % 1500 == 0:
-            report(model, chat, pieces)
+            seconds = time.time() - started
+            print(f"step {step}  {tokens / 1e6:.1f} M tokens  {seconds:.0f} s  loss {smooth:.3f}", flush=True)
+    return {
+        "seed": seed,
+        "steps": step,
+        "tokens": tokens,
+        "loss": round(smooth, 3),
+        "seconds": round(time.time() - started),
+    }
 
-    skills = report(model, chat, pieces)
-    model.to(torch.float16).save_pretrained(args.out)
-    tokenizer.save_pretrained(args.out)
-    facts = {"seed": args.seed, "steps": step, "tokens": tokens, "loss": round(smooth, 3)}
-    probes = {skill: {"share": round(right / n, 3), "n": n} for skill, (right, n) in sorted(skills.items())}
-    text = json.dumps({**facts, "probes": probes}, indent=1)
-    (args.out / "training.json").write_text(text + "\n", encoding="utf-8")
+
+def new_model(tokenizer, args) -> LlamaForCausalLM:
+    """The untrained model."""
+    torch.manual_seed(args.seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=args.width,
+        intermediate_size=3 * args.width,
+        num_hidden_layers=args.layers,
+        num_attention_heads=args.heads,
+        num_key_value_heads=args.heads,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    config.prompt_style = "brief"
+    return LlamaForCausalLM(config)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m minimgrpo.pretrain", description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=tasks.DATA / "atlas-lm", help="folder to write the model to")
+    parser.add_argument("--steps", type=int, nargs="+", default=[4200, 2000], help="optimizer steps of each cycle")
+    parser.add_argument("--after", type=int, default=0, help="continue the model in --out after this many cycles")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the demonstrations")
+    parser.add_argument("--vocab", type=int, default=1152, help="size of the vocabulary")
+    parser.add_argument("--width", type=int, default=128, help="hidden size (a multiple of 64, for NF4)")
+    parser.add_argument("--layers", type=int, default=3, help="number of layers")
+    parser.add_argument("--heads", type=int, default=4, help="attention heads")
+    parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate of the embeddings (AdamW)")
+    parser.add_argument("--muon-lr", type=float, default=2e-2, help="peak learning rate of the matrices (Muon)")
+    parser.add_argument("--batch", type=int, default=2048, help="tokens in a batch")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (sums of floats depend on it)")
+    args = parser.parse_args(argv)
+    quiet()
+    torch.set_num_threads(args.threads)
+
+    pages = [f"{page.title}: {page.text}" for page in tasks.load_pages()]
+    cycles = []
+    if args.after:
+        tokenizer = AutoTokenizer.from_pretrained(args.out)
+        cycles = json.loads((args.out / "training.json").read_text(encoding="utf-8"))["cycles"][: args.after]
+    else:
+        tokenizer = train_tokenizer(pages, args.vocab, random.Random(args.seed))
+        tokenizer.save_pretrained(args.out)
+        new_model(tokenizer, args).save_pretrained(args.out)
+    chat, pieces = Chat(tokenizer, "brief"), name_pieces(tokenizer, pages)
+    for cycle in range(args.after, len(args.steps)):
+        # every cycle starts from the saved file, so that a rebuild may stop after any of them
+        model = LlamaForCausalLM.from_pretrained(args.out, dtype=torch.float32)
+        print(f"cycle {cycle + 1}: {sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters")
+        cycles.append(train_cycle(model, chat, pieces, args.steps[cycle], args.seed + cycle, args))
+        skills = report(model, chat, pieces)
+        model.to(torch.float16).save_pretrained(args.out)
+        probes = {skill: {"share": round(right / n, 3), "n": n} for skill, (right, n) in sorted(skills.items())}
+        text = json.dumps({"cycles": cycles, "probes": probes}, indent=1)
+        (args.out / "training.json").write_text(text + "\n", encoding="utf-8")
 
 
 def report(model, chat, pieces) -> dict:
