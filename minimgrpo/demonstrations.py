@@ -18,7 +18,7 @@ from minimgrpo import atlas, protocol
 
 PLANNER_SHARES = {
     "question": {"puzzle": 0.36, "lookup": 0.20, "two-hop": 0.20, "calculation": 0.24},
-    "puzzle form": {"item": 0.40, "count": 0.36, "sum": 0.24},
+    "puzzle form": {"item": 0.60, "count": 0.25, "sum": 0.15},
     "puzzle": {"delegate": 0.54, "solve": 0.43, "solve wrongly": 0.03},
     "after a delegated puzzle": {"report": 0.75, "solve": 0.25},
     "lookup": {"specific": 0.45, "vague": 0.51, "give up": 0.04},

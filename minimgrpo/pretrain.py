@@ -2,8 +2,9 @@
 
 A Llama-architecture model and its own byte-level BPE tokenizer (ChatML template), trained on conversations over
 invented facts. Nothing of the Atlas's questions is seen; the tokenizer alone reads the pages, to have short words for
-common fragments. The training has two cycles; the first three quarters of each show correct conversations only; the last quarter the
-mixture that the model ends up with. Its mistakes and their shares (all of them stand in ``demonstrations``):
+common fragments. There are two cycles of training; the first three quarters of each show correct conversations only,
+the last quarter the mixture that the model ends up with. Its mistakes and their shares (all of them in
+``demonstrations``):
 
     vague tasks (planner)            51 % of look-ups, 22 % of first hops, 28 % of first operands
     vague queries (executor)         48 % of look-ups
@@ -14,7 +15,7 @@ mixture that the model ends up with. Its mistakes and their shares (all of them 
     broken format                    2.5 % of messages, both roles
 
 Choices that mattered: fresh invented names in every demonstration (so that only copying helps); skills before mistakes;
-random sequences written twice, half of them numbers (the quickest way to a copying circuit); small batches of
+random sequences written twice, a quarter of them numbers (the quickest way to a copying circuit); small batches of
 conversations of about equal length; Muon for the matrices; the loss on the agents' own tokens, with a small weight on
 what they read; numbers in pairs of digits. Before saving, every skill is probed on the *real* entities of the
 validation split and on invented ones: reinforcement learning sharpens skills and cannot create them.
@@ -177,7 +178,7 @@ def batches(chat, demonstrator, rng, vocab_size, tokens_per_batch, progress):
         for _ in range(1500):
             demonstrator.mistakes = progress() > SKILLS_UNTIL
             if not demonstrator.mistakes and rng.random() < REPEATS:
-                few = numbers if rng.random() < 0.5 else range(vocab_size)
+                few = numbers if rng.random() < 0.25 else range(vocab_size)
                 half = [
                     rng.choice(few) if rng.random() < 0.8 else rng.randrange(vocab_size)
                     for _ in range(rng.randint(4, 30))
@@ -322,7 +323,7 @@ def new_model(tokenizer, args) -> LlamaForCausalLM:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m minimgrpo.pretrain", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=tasks.DATA / "atlas-lm", help="folder to write the model to")
-    parser.add_argument("--steps", type=int, nargs="+", default=[4200, 2000], help="optimizer steps of each cycle")
+    parser.add_argument("--steps", type=int, nargs="+", default=[4200, 2000, 2900], help="optimizer steps of each cycle")
     parser.add_argument("--after", type=int, default=0, help="continue the model in --out after this many cycles")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the demonstrations")
     parser.add_argument("--vocab", type=int, default=1152, help="size of the vocabulary")

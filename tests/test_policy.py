@@ -388,12 +388,12 @@ for folder in sys.argv[2:]:
 def test_loading_sampling_and_training_write_nothing_to_stdout_or_stderr(folders, tmp_path):
     command = [sys.executable, "-c", WORK, str(tmp_path), str(folders["llama"]), str(folders["gpt2"])]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, capture_output=True, text=True, timeout=240, env=one_thread)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=900, env=one_thread)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
 def test_importing_the_package_takes_less_than_five_seconds_and_prints_nothing():
     started = time.perf_counter()
-    run = subprocess.run([sys.executable, "-c", "import minimgrpo"], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", "import minimgrpo"], capture_output=True, text=True, timeout=600)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
     assert time.perf_counter() - started < 5
