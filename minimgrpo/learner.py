@@ -27,7 +27,7 @@ from minimgrpo.trajectory import Trajectory
 class Objective:
     """The loss and its optimizer."""
 
-    lr: float = 3e-3
+    lr: float = 2e-3
     "Adam's learning rate"
     clip_low: float = 0.2
     "how far a ratio may fall below 1"

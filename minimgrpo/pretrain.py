@@ -2,7 +2,7 @@
 
 A Llama-architecture model and its own byte-level BPE tokenizer (ChatML template), trained on conversations over
 invented facts. Nothing of the Atlas's questions is seen; the tokenizer alone reads the pages, to have short words for
-common fragments. There are two cycles of training; the first three quarters of each show correct conversations only,
+common fragments. There are three cycles of training; the first three quarters of each show correct conversations only,
 the last quarter the mixture that the model ends up with. Its mistakes and their shares (all of them in
 ``demonstrations``):
 
@@ -323,7 +323,9 @@ def new_model(tokenizer, args) -> LlamaForCausalLM:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m minimgrpo.pretrain", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=tasks.DATA / "atlas-lm", help="folder to write the model to")
-    parser.add_argument("--steps", type=int, nargs="+", default=[4200, 2000, 2900], help="optimizer steps of each cycle")
+    parser.add_argument(
+        "--steps", type=int, nargs="+", default=[4200, 2000, 2900], help="optimizer steps of each cycle"
+    )
     parser.add_argument("--after", type=int, default=0, help="continue the model in --out after this many cycles")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the demonstrations")
     parser.add_argument("--vocab", type=int, default=1152, help="size of the vocabulary")
