@@ -134,7 +134,11 @@ def peak_memory() -> float:
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     status = Path("/proc/self/status")  # on Linux ru_maxrss would start at what this process's parent held
-    return int(status.read_text().partition("VmHWM:")[2].split()[0]) / 1024 if status.exists() else float("nan")
+    return (
+        int(status.read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0]) / 1024
+        if status.exists()
+        else float("nan")
+    )
 
 
 def footprint(model: str, roles: list[str]) -> float:

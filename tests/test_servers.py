@@ -29,6 +29,7 @@ from minimgrpo.trajectory import Trajectory
 
 CONFIG = Config(
     steps=4,
+    seed=1,
     questions=2,
     rollouts=4,
     d_max=2,
