@@ -3,6 +3,7 @@
 import copy
 import os
 import random
+import signal
 
 import pytest
 
@@ -21,6 +22,12 @@ from minimgrpo.trajectory import Trajectory
 
 FAMILIES = ("llama", "qwen2", "gpt2")
 USERS = ("What is the capital of Ghana?", "Hi", "Find the density of iron and of gold, please")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c_works():
+    """A test run started in the background inherits an ignored SIGINT, and so would the commands it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
