@@ -129,16 +129,14 @@ def alignment_rows(team: Team, executed: list[Trajectory], repeats: int = 9) -> 
 
 def peak_memory() -> float:
     """The most memory this process has held so far, in MB."""
-    if sys.platform == "darwin":
+    status = Path("/proc/self/status")
+    if status.exists():  # Linux, where ru_maxrss would start at what this process's parent held
+        return int(status.read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0]) / 1024
+    with contextlib.suppress(ImportError):
         import resource
 
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    status = Path("/proc/self/status")  # on Linux ru_maxrss would start at what this process's parent held
-    return (
-        int(status.read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0]) / 1024
-        if status.exists()
-        else float("nan")
-    )
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts bytes
+    return float("nan")
 
 
 def footprint(model: str, roles: list[str]) -> float:

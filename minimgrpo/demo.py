@@ -145,7 +145,9 @@ def read_rollouts(path: Path) -> list[Rollout]:
             for row in log.read(path)
         ]
     except (ValueError, TypeError, KeyError) as error:
-        raise error if isinstance(error, LogError) else LogError(f"{path} is damaged: {error}") from None
+        if isinstance(error, LogError):
+            raise
+        raise LogError(f"{path} is damaged ({error}): remove it and resume, to evaluate again") from None
 
 
 def counted(questions: list, rollouts: list[Rollout]) -> Evaluation:

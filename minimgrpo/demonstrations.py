@@ -6,7 +6,8 @@ Each demonstration draws one *behaviour* at every decision; the tables below are
 learned away it is the most likely behaviour, else greedy decoding would hide it already.
 
 Names and values are fresh in every demonstration (random pieces of the vocabulary), so they cannot be memorised: the
-only way to predict them is to copy them. No real country, element or question occurs.
+only way to predict them is to copy them. No real fact occurs: a name may happen to be a real country's, but what is
+said of it is invented.
 """
 
 from __future__ import annotations
@@ -63,19 +64,24 @@ class Demonstration:
 
 
 class Inventor:
-    """Invents entities: names out of ``pieces`` (fragments of words), numbers and codes in the Atlas's formats."""
+    """Invents entities: names out of ``pieces``, numbers and codes in the Atlas's formats.
+
+    A capitalised piece starts a word, any other one continues it; without capitalised ones every piece may do both.
+    """
 
     def __init__(self, rng: random.Random, pieces: list[str]):
-        self.rng, self.pieces = rng, pieces
+        self.rng = rng
+        self.heads = [p for p in pieces if p[0].isupper()] or [p.capitalize() for p in pieces]
+        self.tails = [p for p in pieces if not p[0].isupper()]
 
     def word(self) -> str:
-        """One capitalised word of 1 to 4 pieces."""
-        count = self.rng.choices((1, 2, 3, 4), (5, 5, 2, 1))[0]
-        return "".join(self.rng.choices(self.pieces, k=count)).capitalize()
+        """One capitalised word: a head and up to three tails."""
+        tails = self.rng.choices((0, 1, 2, 3), (11, 6, 2, 1))[0]
+        return self.rng.choice(self.heads) + "".join(self.rng.choices(self.tails, k=tails))
 
     def name(self, words=(1, 2, 3), weights=(7, 2, 1)) -> str:
         """One to three words, now and then joined as in Isle of Man or Guinea-Bissau."""
-        joint = self.rng.choices((" ", " of ", " and ", " the ", "-", "'"), (90, 3, 2, 1, 3, 1))[0]
+        joint = self.rng.choices((" ", " of ", " and ", " de ", " the ", "-", "'"), (90, 3, 3, 2, 1, 3, 1))[0]
         return joint.join(self.word() for _ in range(self.rng.choices(words, weights)[0]))
 
     def number(self, low: int, high: int) -> str:

@@ -9,6 +9,7 @@ and LoRA's, stays off in an update too: else the ratio of the very same weights 
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import pickle
@@ -138,7 +139,9 @@ class Learner:
     def save(self, folder: Path) -> None:
         """Write adapter, optimizer and version into ``folder``."""
         self.policy.save_adapter(self.role, folder)
-        torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
+        content = io.BytesIO()  # torch.save to a file would turn a full disk into a RuntimeError
+        torch.save(self.optimizer.state_dict(), content)
+        (folder / "optimizer.pt").write_bytes(content.getvalue())
         (folder / "learner.json").write_text(json.dumps({"role": self.role, "version": self.version}), encoding="utf-8")
 
     def load(self, folder: Path) -> None:
@@ -148,4 +151,6 @@ class Learner:
             self.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
             self.version = json.loads((folder / "learner.json").read_text(encoding="utf-8"))["version"]
         except (OSError, ValueError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            raise ModelError(f"the checkpoint {folder} is damaged: {error}") from None
+            raise ModelError(
+                f"the checkpoint {folder} is damaged ({error}): put back a copy of it, or start a new run"
+            ) from None

@@ -103,18 +103,19 @@ def _sync_folder(folder: Path) -> None:
 
 def read(path: Path) -> list[dict]:
     """The rows of a published file. Raises LogError when it is missing or a line is damaged, naming the line."""
+    mend = "put back a copy of it, or start a new run"
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise LogError(f"{path} is missing") from None
+        raise LogError(f"{path} is missing: {mend}") from None
     except UnicodeDecodeError:
-        raise LogError(f"{path} is damaged: it is not UTF-8 text") from None
+        raise LogError(f"{path} is damaged (not UTF-8 text): {mend}") from None
     rows = []
     for number, line in enumerate(text.split("\n")[:-1], 1):  # splitlines() would cut at U+2028 and its like too
         try:
             rows.append(json.loads(line))
         except ValueError:
-            raise LogError(f"{path} is damaged in line {number}: it is not JSON") from None
+            raise LogError(f"{path} is damaged in line {number} (not JSON): {mend}") from None
     if text and not text.endswith("\n"):
-        raise LogError(f"{path} is damaged: its last line is torn")
+        raise LogError(f"{path} is damaged (its last line is torn): {mend}")
     return rows

@@ -27,7 +27,8 @@ from types import MethodType
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 
 from minimgrpo.chat import Chat
 from minimgrpo.protocol import ROLES
@@ -134,7 +135,9 @@ class Policy:
         tensors = get_peft_model_state_dict(self.model, adapter_name=role, save_embedding_layers=False)
         if len(tensors) != len(self.parameters(role)):
             raise ModelError(f"PEFT would save {len(tensors)} tensors of the {len(self.parameters(role))} of {role!r}")
-        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, folder / "adapter_model.safetensors")
+        # as bytes: a full disk is then an OSError like any other, where save_file raises a type of its own
+        content = save({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
+        (folder / "adapter_model.safetensors").write_bytes(content)
         self.model.peft_config[role].save_pretrained(str(folder))
 
     def load_adapter(self, role: str, folder: Path) -> None:
@@ -210,7 +213,7 @@ def _load_base(source: str, name: str, quantize: str, device: str):
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
         model = AutoModelForCausalLM.from_pretrained(source, local_files_only=local, **options)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ModelError(f"the model {name!r} cannot be loaded: {reason}") from None
     for module in model.modules():

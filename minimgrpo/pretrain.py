@@ -59,9 +59,9 @@ PIECES = "|".join(
         r"\s+",
     )
 )
-READ_WEIGHT = 0.1  # of the loss on tokens an agent reads, against 1.0 on those it writes
+READ = 0.1  # share of the tokens an agent reads that are trained on, besides all of those it writes
 SKILLS_UNTIL = 0.75  # up to here every demonstration is correct: skills first, then the mixture with its mistakes
-REPEATS = 0.15  # share of random sequences written twice, in that first part
+REPEATS_UNTIL, MANY_REPEATS, REPEATS = 0.1, 0.6, 0.15  # share of random sequences written twice, at first and then
 
 
 class Muon(torch.optim.Optimizer):
@@ -142,10 +142,15 @@ def train_tokenizer(pages: list[str], vocab_size: int, rng: random.Random) -> Pr
 
 
 def name_pieces(tokenizer, pages: list[str]) -> list[str]:
-    """What invented names are made of: fragments of words in the vocabulary, and the pages' accented letters."""
-    pieces = {tokenizer.decode([i]).strip() for i in range(len(tokenizer))}
-    pieces = {p for p in pieces if p.isalpha() and p.isascii() and len(p) <= 6 and p[1:] == p[1:].lower()}
-    return sorted(pieces | {c for page in pages for c in page if c.isalpha() and not c.isascii()})
+    """What invented names are made of: the vocabulary's words and word endings, and the pages' accented letters.
+
+    So every token that a real name is made of is met in invented ones; the first bases never met some of them there
+    (" Austria", " Islands") and could not copy them.
+    """
+    spelled = [tokenizer.convert_tokens_to_string([t]) for t in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
+    heads = {t.strip() for t in spelled if t.startswith(" ") and t.strip().isalpha() and t[1].isupper()}
+    tails = {t for t in spelled if t.isalpha() and t.isascii() and t == t.lower()}
+    return sorted(heads | tails | {c for page in pages for c in page if c.isalpha() and not c.isascii()})
 
 
 def encode(chat: Chat, demo: Demonstration) -> tuple[list[int], list[int], list[tuple[str, int, int]]]:
@@ -170,23 +175,29 @@ def encode(chat: Chat, demo: Demonstration) -> tuple[list[int], list[int], list[
     return ids, wrote, skills
 
 
+def repeated(rng: random.Random, vocab_size: int, numbers: list[int]) -> tuple[list[int], list[int]]:
+    """A random sequence written twice, 1 where it can be known: the quickest way to a copying circuit.
+
+    Some are numbers, and some use a few tokens only: then the last token alone does not tell which one follows.
+    """
+    few = rng.choice((range(vocab_size), numbers, rng.sample(range(vocab_size), rng.randint(3, 12))))
+    half = [rng.choice(few) for _ in range(rng.randint(4, 30))]
+    return half + half, [0] * (len(half) + 1) + [1] * (len(half) - 1)
+
+
 def batches(chat, demonstrator, rng, vocab_size, tokens_per_batch, progress):
-    """Endless batches (ids [B,T], loss weights [B,T]) of conversations of about equal length; progress() in [0,1]."""
+    """Endless batches (ids [B,T], trained on [B,T]) of conversations of about equal length; progress() in [0,1]."""
     numbers = chat.tokenizer.convert_tokens_to_ids([*map(str, range(10)), *(f"{pair:02d}" for pair in range(100))])
     while True:
         pool = []
         for _ in range(1500):
             demonstrator.mistakes = progress() > SKILLS_UNTIL
-            if not demonstrator.mistakes and rng.random() < REPEATS:
-                few = numbers if rng.random() < 0.25 else range(vocab_size)
-                half = [
-                    rng.choice(few) if rng.random() < 0.8 else rng.randrange(vocab_size)
-                    for _ in range(rng.randint(4, 30))
-                ]
-                pool.append((half + half, [0.0] * len(half) + [1.0] * len(half)))
+            repeats = MANY_REPEATS if progress() < REPEATS_UNTIL else 0.0 if demonstrator.mistakes else REPEATS
+            if rng.random() < repeats:
+                pool.append(repeated(rng, vocab_size, numbers))
             else:
                 ids, wrote, _ = encode(chat, demonstrator.demonstration())
-                pool.append((ids, [1.0 if w else READ_WEIGHT for w in wrote]))
+                pool.append((ids, [w or int(rng.random() < READ) for w in wrote]))
         pool.sort(key=lambda row: len(row[0]))
         groups, start = [], 0
         while start < len(pool):
@@ -200,7 +211,7 @@ def batches(chat, demonstrator, rng, vocab_size, tokens_per_batch, progress):
             width = max(len(ids) for ids, _ in group)
             yield (
                 torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in group]),
-                torch.tensor([weights + [0.0] * (width - len(weights)) for _, weights in group]),
+                torch.tensor([wanted + [0] * (width - len(wanted)) for _, wanted in group]).bool(),
             )
 
 
@@ -273,14 +284,14 @@ def train_cycle(model, chat: Chat, pieces: list[str], steps: int, seed: int, arg
     def progress() -> float:
         return step / steps
 
-    for ids, weights in batches(chat, demonstrator, rng, len(chat.tokenizer), args.batch, progress):
+    for ids, wanted in batches(chat, demonstrator, rng, len(chat.tokenizer), args.batch, progress):
         if step == steps:
             break
         for optimizer, peak in zip(optimizers, peaks, strict=True):
             optimizer.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / 50) * max(0.02, 1 - step / steps)
-        logprobs = torch.log_softmax(model(ids[:, :-1]).logits, -1)
-        nll = -logprobs.gather(-1, ids[:, 1:, None])[..., 0]
-        loss = (nll * weights[:, 1:]).sum() / weights[:, 1:].sum()
+        target = wanted[:, 1:]
+        logits = model.lm_head(model.model(ids[:, :-1]).last_hidden_state[target])
+        loss = torch.nn.functional.cross_entropy(logits, ids[:, 1:][target])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
@@ -306,7 +317,7 @@ def new_model(tokenizer, args) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=args.width,
-        intermediate_size=3 * args.width,
+        intermediate_size=args.hidden,
         num_hidden_layers=args.layers,
         num_attention_heads=args.heads,
         num_key_value_heads=args.heads,
@@ -328,8 +339,9 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--after", type=int, default=0, help="continue the model in --out after this many cycles")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the demonstrations")
-    parser.add_argument("--vocab", type=int, default=1152, help="size of the vocabulary")
+    parser.add_argument("--vocab", type=int, default=2560, help="size of the vocabulary")
     parser.add_argument("--width", type=int, default=128, help="hidden size (a multiple of 64, for NF4)")
+    parser.add_argument("--hidden", type=int, default=256, help="width of the feed-forward layers")
     parser.add_argument("--layers", type=int, default=3, help="number of layers")
     parser.add_argument("--heads", type=int, default=4, help="attention heads")
     parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate of the embeddings (AdamW)")

@@ -116,7 +116,11 @@ class Server:
         try:
             return [Trajectory.from_json(row) for row in log.read(path)]
         except (ValueError, TypeError) as error:
-            raise error if isinstance(error, LogError) else LogError(f"{path} is damaged: {error}") from None
+            raise (
+                error
+                if isinstance(error, LogError)
+                else LogError(f"{path} is damaged ({error}): put back a copy of it, or start a new run")
+            ) from None
 
     def learn(self, step: int, trajectories: list[Trajectory]) -> dict:
         """Update the adapter and publish the checkpoint; the one before the last is dropped."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from minimgrpo.protocol import TOOLS
+
 # Why a trajectory ended. Only "result" can earn a reward.
 STOP_REASONS = ("result", "format", "turns", "calls", "length", "context")
 
@@ -73,8 +75,15 @@ class Trajectory:
         return sum(self.mask)
 
     def to_json(self) -> dict:
-        """A flat dict for one line of the log (it shares the lists: asdict would copy every token id)."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        """A flat dict for one line of the log (it shares the lists: asdict would copy every token id).
+
+        A call gets every argument that the agent's tools know, "" or 0 where it is not used: ``datasets`` takes the
+        columns of many files and their types from the first.
+        """
+        row = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        known = {name: type_() for tool in TOOLS.get(self.agent, {}).values() for name, (type_, _) in tool.items()}
+        row["tool_calls"] = [call | {"arguments": known | call["arguments"]} for call in self.tool_calls]
+        return row
 
     @classmethod
     def from_json(cls, row: dict) -> Trajectory:
@@ -85,6 +94,9 @@ class Trajectory:
         self = cls(**{name: row[name] for name in cls.__dataclass_fields__})
         if not len(self.token_ids) == len(self.mask) == len(self.logprobs):
             raise ValueError("token_ids, mask and logprobs differ in length")
+        self.tool_calls = [
+            call | {"arguments": {k: v for k, v in call["arguments"].items() if v}} for call in self.tool_calls
+        ]
         return self
 
 

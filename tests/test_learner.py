@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from minimgrpo import grpo
+from minimgrpo import grpo, log
 from minimgrpo.learner import Learner, Objective
 from minimgrpo.policy import ModelError
 from minimgrpo.trajectory import Trajectory
@@ -61,17 +61,20 @@ def plain_gradients(policy, trajectories, kl=0.0, temperature=0.9, **options):
     return [p.grad.clone() for p in policy.parameters("planner").values()]
 
 
-def assert_close(found, expected, atol=1e-6):
-    assert max(g.abs().max() for g in expected) > 1e-3  # there is something to compare
+def assert_close(found, expected, atol=1e-4):
+    """Equal to 1e-4 of the largest gradient: float32 sums in another order are."""
+    largest = max(g.abs().max().item() for g in expected)
+    assert largest > 1e-3  # there is something to compare
     for one, other in zip(found, expected, strict=True):
-        assert torch.allclose(one, other, atol=atol, rtol=1e-4)
+        assert torch.allclose(one, other, atol=atol * largest, rtol=1e-4)
 
 
 # --------------------------------------------------------------------------------------------------------- the gradient
 
 
-@pytest.mark.parametrize("average", grpo.AVERAGES)
-@pytest.mark.parametrize("ratio", grpo.RATIOS)
+@pytest.mark.parametrize(
+    "ratio, average", [*(("token", a) for a in grpo.AVERAGES), ("sequence", "token"), ("sequence_mean", "sequence")]
+)
 def test_an_update_has_the_plain_versions_gradient(load, batch, ratio, average):
     """Skipping flat and dropped rows and sorting into micro-batches is only faster."""
     kept = [t for t in batch if t.copies]  # a dropped row must not even widen the "constant" average
@@ -129,7 +132,7 @@ def test_the_order_of_the_trajectories_changes_nothing(load, batch):
 def test_a_row_without_a_sampled_token_changes_nothing(load, batch):
     masked = Trajectory("planner", "q", 0, advantage=5.0)
     masked.read("user", "?", list(range(200)))
-    for average in grpo.AVERAGES:
+    for average in ("token", "constant"):
         expected = update(load(), batch, average=average)[0]
         assert_close(update(load(), [masked, *batch], average=average)[0], expected)
 
@@ -160,8 +163,7 @@ def test_the_sampled_stop_token_is_trained(load, batch):
     assert max(g.abs().max() for g in update(load(), [t])[0]) > 1e-3
 
 
-@pytest.mark.parametrize("ratio", grpo.RATIOS)
-@pytest.mark.parametrize("kl", [0.0, 0.5])
+@pytest.mark.parametrize("ratio, kl", [("token", 0.0), ("sequence", 0.0), ("sequence_mean", 0.5)])
 def test_the_whole_loss_against_finite_differences_in_one_lora_weight(load, batch, ratio, kl):
     policy = load()
     learner = Learner(policy, "planner", Objective(ratio=ratio, kl=kl), 0.9)
@@ -276,11 +278,10 @@ def test_a_good_trajectory_becomes_more_likely_and_a_bad_one_less(load, batch, a
     assert (likelihood() - before) * advantage > 0.01
 
 
-@pytest.mark.parametrize("kind", ["flat", "dropped", "masked", "empty"])
-@pytest.mark.parametrize("kl", [0.0, 0.5])
+@pytest.mark.parametrize(
+    "kind, kl", [("flat", 0.0), ("dropped", 0.0), ("masked", 0.0), ("empty", 0.0), ("dropped", 0.5)]
+)
 def test_a_batch_without_a_signal_takes_no_step_but_counts(load, batch, kind, kl):
-    if kind == "flat" and kl:
-        return  # there is a signal: the KL's
     for t in batch:
         t.advantage = 0.0 if kind == "flat" else t.advantage
         t.copies = 0 if kind == "dropped" else t.copies
@@ -370,16 +371,35 @@ def test_two_updates_equal_one_plus_save_plus_load_plus_one_to_the_bit(load, bat
     assert all(torch.equal(a, b) for a, b in zip(weights(second), weights(straight), strict=True))
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "learner.json", "adapter_model.safetensors"])
-@pytest.mark.parametrize("damage", ["missing", "empty", "half", "noise"])
-def test_a_damaged_checkpoint_is_refused_with_a_sentence(load, batch, tmp_path, name, damage):
+@pytest.mark.parametrize("room", [0, 3000, 60_000])
+def test_a_disk_that_fills_up_while_a_checkpoint_is_written_is_an_os_error(load, batch, tmp_path, room):
+    """Then the commands say so in one sentence; what is written is not published."""
+    resource = pytest.importorskip("resource")
+    learner = Learner(load(), "planner", Objective(), 0.9)
+    learner.update(batch[:2])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))  # no file may grow beyond it
+    try:
+        with pytest.raises(OSError):
+            log.publish_folder(tmp_path / "checkpoint", learner.save)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not (tmp_path / "checkpoint").exists()
+    log.publish_folder(tmp_path / "checkpoint", learner.save)
+    learner.load(tmp_path / "checkpoint")
+
+
+def test_a_damaged_checkpoint_is_refused_with_a_sentence(load, batch, tmp_path):
     learner = Learner(load(), "planner", Objective(), 0.9)
     learner.update(batch[:2])
     learner.save(tmp_path)
-    whole = (tmp_path / name).read_bytes()
-    (tmp_path / name).unlink()
-    if damage != "missing":
-        content = {"empty": b"", "half": whole[: len(whole) // 2], "noise": bytes(range(256))}[damage]
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(ModelError, match=r"damaged|cannot read the adapter"):
-        Learner(load(), "planner", Objective()).load(tmp_path)
+    for name in ("optimizer.pt", "learner.json", "adapter_model.safetensors"):
+        whole = (tmp_path / name).read_bytes()
+        for damaged in (None, b"", whole[: len(whole) // 2], bytes(range(256))):
+            (tmp_path / name).unlink()
+            if damaged is not None:
+                (tmp_path / name).write_bytes(damaged)
+            with pytest.raises(ModelError, match=r"damaged|cannot read the adapter"):
+                learner.load(tmp_path)
+            (tmp_path / name).write_bytes(whole)
+    learner.load(tmp_path)
