@@ -321,6 +321,7 @@ def new_model(tokenizer, args) -> LlamaForCausalLM:
         num_hidden_layers=args.layers,
         num_attention_heads=args.heads,
         num_key_value_heads=args.heads,
+        head_dim=args.head_dim,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -344,6 +345,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--hidden", type=int, default=256, help="width of the feed-forward layers")
     parser.add_argument("--layers", type=int, default=3, help="number of layers")
     parser.add_argument("--heads", type=int, default=4, help="attention heads")
+    parser.add_argument("--head-dim", type=int, default=64, help="width of a head")
     parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate of the embeddings (AdamW)")
     parser.add_argument("--muon-lr", type=float, default=2e-2, help="peak learning rate of the matrices (Muon)")
     parser.add_argument("--batch", type=int, default=2048, help="tokens in a batch")

@@ -81,7 +81,7 @@ def test_an_update_has_the_plain_versions_gradient(load, batch, ratio, average):
     expected = plain_gradients(load(), kept, ratio=ratio, average=average)
     found, metrics = update(load(), batch, ratio=ratio, average=average, tokens=200)
     assert metrics["trained"] == 6
-    assert_close(found, expected, atol=1e-6 if ratio == "token" else 1e-3)  # a product gathers the tokens' rounding
+    assert_close(found, expected, atol=1e-4 if ratio == "token" else 1e-3)  # a product gathers the tokens' rounding
 
 
 @pytest.mark.parametrize("average", grpo.AVERAGES)
