@@ -8,7 +8,7 @@ knows a model or a tool.
 ======  ===========  ==============================================================  =================================
 level   kind         example                                                         what it takes
 ======  ===========  ==============================================================  =================================
-1       puzzle       What is the second item of this list: Chad, Iran, Peru?         no tool: the planner can see it
+1       puzzle       What is the second item of this list: 1 Chad, 2 Iran?           no tool: the planner can see it
 1       lookup       What is the capital of Ghana?                                   one delegation
 2       two-hop      What is the currency of the country whose capital is Accra?     two delegations, one after another
 3       calculation  What is the melting point of Iron minus that of Gold? (roughly) two look-ups and a calculation
@@ -24,24 +24,30 @@ from dataclasses import dataclass, field
 
 UNITS = {"million": "in millions", "thousand": "in thousands"}
 
-# Sentences of a page, each with the attributes it states. "{name}" is the entity, "{x y}" the fact "x y".
+# Sentences of a page, one fact each, so that the sentence a search shows holds one value besides the title.
+# "{name}" is the entity, "{x y}" the fact "x y".
 SENTENCES = {
     "country": (
         "{name} is a country in {continent}.",
-        "The capital of {name} is {capital} and its currency is the {currency}.",
+        "Its capital is {capital}.",
+        "Its currency is the {currency}.",
         "Its population is {population}.",
         "Its area is {area} square kilometres.",
-        "Its main language is {main language} and its internet domain is {internet domain}.",
+        "Its main language is {main language}.",
+        "Its internet domain is {internet domain}.",
         "Its calling code is {calling code}.",
         "Its neighbours are {neighbours}.",
     ),
     "element": (
-        "{name} is a chemical element with symbol {symbol} and atomic number {atomic number}.",
+        "{name} is a chemical element.",
+        "Its symbol is {symbol}.",
+        "Its atomic number is {atomic number}.",
         "Its atomic weight is {atomic weight}.",
         "Its density is {density} grams per cubic centimetre.",
         "Its melting point is {melting point} kelvin.",
         "Its boiling point is {boiling point} kelvin.",
-        "Its discoverer is {discoverer} and its year of discovery is {year of discovery}.",
+        "Its discoverer is {discoverer}.",
+        "Its year of discovery is {year of discovery}.",
     ),
 }
 
@@ -191,7 +197,7 @@ def calculation(left: Entity, right: Entity, attribute: str, operator: str) -> Q
 def puzzle(names: list[str], rng: random.Random, form: str | None = None) -> Question:
     """Level 1: a puzzle whose answer stands in the question; ``names`` are the entities its list may use.
 
-    Half are the n-th item of a list, a quarter the length of one, a quarter a sum of two one-digit numbers.
+    Half are the n-th item of a numbered list, a quarter the length of a list, a quarter a sum of two one-digit numbers.
     """
     form = form or rng.choice(("item", "item", "count", "sum"))
     if form == "sum":
@@ -203,4 +209,5 @@ def puzzle(names: list[str], rng: random.Random, form: str | None = None) -> Que
         return Question("puzzle", 1, f"How many items are in this list: {listed}?", str(len(items)), items)
     ordinal = rng.choice(ORDINALS)
     chosen = items[ORDINALS.index(ordinal) if ordinal != "last" else -1]
-    return Question("puzzle", 1, f"What is the {ordinal} item of this list: {listed}?", chosen, items)
+    numbered = ", ".join(f"{n} {item}" for n, item in enumerate(items, 1))
+    return Question("puzzle", 1, f"What is the {ordinal} item of this list: {numbered}?", chosen, items)

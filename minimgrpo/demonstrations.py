@@ -35,7 +35,7 @@ EXECUTOR_SHARES = {
     "task": {"lookup": 0.50, "vague": 0.06, "identify": 0.19, "compute": 0.22, "puzzle": 0.03},
     "query": {"specific": 0.46, "vague": 0.48, "wrong tool": 0.04, "give up": 0.02},
     "compute": {"python": 0.62, "search": 0.30, "guess": 0.08},
-    "after search": {"right": 0.68, "other field": 0.20, "visit": 0.07, "title": 0.05},
+    "after search": {"right": 0.68, "title": 0.25, "visit": 0.07},
     "after identify": {"right": 0.70, "value": 0.20, "other field": 0.10},
     "after visit": {"right": 0.65, "other field": 0.35},
     "after python": {"right": 0.92, "operand": 0.08},
@@ -325,7 +325,8 @@ class Demonstrator:
         if behaviour == "right":
             self._report(demo, atlas.answer(found, attribute), f"report {attribute}")
         else:
-            self._report(demo, self._neighbour_value(found, attribute))
+            other = self.rng.choice([a for a in atlas.ASKED[found.kind] if a != attribute])
+            self._report(demo, atlas.answer(found, other))
 
     def _do_compute(self, demo):
         a, b, operator = self.invent.number(1, 6000), self.invent.number(1, 6000), self.rng.choice("+-")
@@ -371,12 +372,6 @@ class Demonstrator:
     def _other_value(self, entity, attribute) -> str:
         other = self.invent.entity(entity.kind)
         return atlas.answer(other, attribute)
-
-    def _neighbour_value(self, entity, attribute) -> str:
-        """Another field of the same sentence: the mistake that looks right at a glance."""
-        template = next(t for t in atlas.SENTENCES[entity.kind] if "{" + attribute + "}" in t)
-        others = [a for a in atlas.ASKED[entity.kind] if a != attribute and "{" + a + "}" in template]
-        return atlas.answer(entity, self.rng.choice(others)) if others else entity.name
 
     def _break_format(self, demo) -> Demonstration:
         """Spoil one message now and then and end there, as a rollout would."""

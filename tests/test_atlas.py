@@ -158,11 +158,13 @@ def test_scripted_team_answers_every_question(questions, tools):
 
 def solve(puzzle: str) -> str:
     """A puzzle's answer from its text alone."""
-    if numbers := re.findall(r"\d+", puzzle):
-        return str(sum(map(int, numbers)))
+    if " plus " in puzzle:
+        return str(sum(map(int, re.findall(r"\d+", puzzle))))
     items = puzzle.partition(": ")[2].removesuffix("?").split(", ")
     if puzzle.startswith("How many"):
         return str(len(items))
+    assert [item.partition(" ")[0] for item in items] == [str(n + 1) for n in range(len(items))]
+    items = [item.partition(" ")[2] for item in items]
     return items[{"first": 0, "second": 1, "third": 2, "last": -1}[puzzle.split()[3]]]
 
 
