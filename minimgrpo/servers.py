@@ -42,7 +42,7 @@ class Config:
     "base weights: nf4, int8 or none"
     seed: int = 0
     "seeds the adapters, the questions, the sampling and the alignment"
-    steps: int = 80
+    steps: int = 70
     "training steps"
     questions: int = 16
     "questions in a step"
