@@ -224,14 +224,13 @@ def probe(model, chat: Chat, demonstrations: list[Demonstration]) -> dict[str, t
     A query may end before its key (the vague mistake); there the choice is among all tokens but that end.
     """
     result: dict[str, tuple[int, int]] = {}
-    end_of_query = chat.encode('"}}')[-1]
     for demo in demonstrations:
         ids, _, skills = encode(chat, demo)
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([ids])).logits[0]
         for skill, start, end in skills:
             if skill in ("query key", "real query"):
-                logits[start - 1, end_of_query] = -torch.inf
+                logits[start - 1, ids[end]] = -torch.inf
             right = logits[start - 1 : end - 1].argmax(-1).tolist() == ids[start:end]
             correct, n = result.get(skill, (0, 0))
             result[skill] = (correct + right, n + 1)

@@ -179,7 +179,7 @@ def test_the_whole_loss_against_finite_differences_in_one_lora_weight(load, batc
     total()
     gradient = max((p.grad for p in learner.parameters), key=lambda g: g.abs().max()).clone()
     weight = max(learner.parameters, key=lambda p: p.grad.abs().max())
-    at, step = gradient.abs().argmax(), 2e-3
+    at, step = gradient.abs().argmax(), 3e-4  # small: the clip has kinks
     ends = []
     for change in (step, -2 * step):
         weight.data.view(-1)[at] += change

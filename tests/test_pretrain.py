@@ -114,10 +114,9 @@ def test_a_probe_is_right_when_every_token_of_the_span_is_the_first_choice(shipp
     chat = Chat(shipped, "brief")
     text = '<tool_call>{"name": "search", "arguments": {"query": "capital Ghana"}}</tool_call>'
     demo = Demonstration("executor", [Message("user", "Find it"), Message("assistant", text, "query key", "Ghana")])
-    ids, _, [(_, start, _end)] = pretrain.encode(chat, demo)
-    end_of_query = shipped.convert_tokens_to_ids('"}}')
-    assert shipped.decode(ids[start:_end]).strip() == "Ghana"
+    ids, _, [(_, start, end)] = pretrain.encode(chat, demo)
+    assert shipped.decode(ids[start:end]).strip() == "Ghana"
     assert pretrain.probe(Parrot(len(shipped)), chat, [demo]) == {"query key": (1, 1)}
     assert pretrain.probe(Parrot(len(shipped), [start], 7), chat, [demo]) == {"query key": (0, 1)}
     # a query that would rather end there is the vague mistake, not a failure to copy
-    assert pretrain.probe(Parrot(len(shipped), [start], end_of_query), chat, [demo]) == {"query key": (1, 1)}
+    assert pretrain.probe(Parrot(len(shipped), [start], ids[end]), chat, [demo]) == {"query key": (1, 1)}

@@ -69,7 +69,7 @@ def test_both_roles_may_take_turns(load, converse):
     prompt = policy.chat.open("planner", "Hi")
     conversations = policy.conversations("planner", [prompt])
     [first] = conversations.generate([0], None, 8, 0.0)
-    converse(policy, role="executor", rows=2)
+    converse(policy, role="executor", rows=2, turns=1)
     [second] = conversations.generate([0], [prompt], 8, 0.0)
     ids = prompt + first.ids + prompt
     assert_same([second], greedy(policy, [ids], 8))
