@@ -20,6 +20,7 @@ from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+from rich.tree import Tree
 
 # label, role and name of the metric, heading in plain text
 ROWS = (
@@ -39,6 +40,7 @@ and look-ups delegated; spec: specific queries; expt: expert score; pflat,
 eflat: groups of each role without signal; d: delegations in a rollout"""
 WIDTH = 40  # of a sparkline and of a bar
 SHOWN_CALLS = 8  # rollouts with more delegations share one bar
+SHOWN_TEXT = 400  # characters of a line in a tree
 
 
 class Parser(argparse.ArgumentParser):
@@ -49,6 +51,18 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str):
         self.exit(2, f"{self.prog}: {message} (--help lists the flags)\n")
+
+
+def complain(problem: str) -> int:
+    """Say in one sentence on stderr what went wrong -> the exit code."""
+    print(" ".join(problem.split()), file=sys.stderr)
+    return 2
+
+
+def pipe_closed() -> int:
+    """The reader of stdout has gone, as after ``| head``: say nothing more -> the exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
 
 
 @contextlib.contextmanager
@@ -128,7 +142,7 @@ class Progress:
         for width in (30, 3, WIDTH):
             lines.add_column(min_width=width)
         for label, role, name, _ in ROWS:
-            lines.add_row(*curve(label, [m[role][name] for m in self.seen]))
+            lines.add_row(label, *curve([m[role][name] for m in self.seen]))
         lines.add_row("")
         counts = now["planner"]["calls"]
         counts = [*counts[:SHOWN_CALLS], sum(counts[SHOWN_CALLS:])] if len(counts) > SHOWN_CALLS else counts
@@ -151,9 +165,12 @@ def _share(value: float | None) -> str:
     return f"{value:.1f}" if value >= 0.995 else f"{value:.2f}"[1:]
 
 
-def curve(label: str, values: list[float | None]) -> tuple[str, Text, Text]:
-    """A row of three cells: label, last value, sparkline."""
-    return label, Text(_share(values[-1]), style="bold"), Text(sparkline(values))
+def curve(values: list[float | None], width: int = WIDTH, top: float | None = 1.0) -> tuple[Text, Text]:
+    """Two cells: the last value, and a sparkline up to ``top`` (None: up to the largest value)."""
+    if top is None:
+        top = max((v for v in values if v), default=1.0)
+    scaled = [None if v is None else v / top for v in values]
+    return Text(_share(values[-1]) if values else "", style="bold"), Text(sparkline(scaled, width))
 
 
 def sparkline(values: list[float | None], width: int = WIDTH) -> str:
@@ -183,6 +200,41 @@ def print_table(screen: Console, header: list[str], rows: list[list[str]]) -> No
     screen.print(table)
 
 
+def print_curves(screen: Console, rows: dict[str, list[dict]], tops: dict[str, float | None]) -> None:
+    """For each role the last value and the curve of what its ``rows`` measured.
+
+    ``tops``: the names, and up to where each curve goes (``curve``).
+    """
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    table.add_column("")
+    for role in rows:
+        table.add_column("", justify="right")
+        table.add_column(role, min_width=WIDTH // 2)
+    for name, top in tops.items():
+        cells: list[str | Text] = [name]
+        for measured in rows.values():
+            has_it = name in measured[-1]
+            cells += curve([row.get(name) for row in measured], WIDTH // 2, top) if has_it else ("", "")
+        table.add_row(*cells)
+    screen.print(table)
+
+
+def print_tree(screen: Console, head: Text, lines: list[tuple[int, str, str]]) -> None:
+    """A transcript (``report.transcript``) as a tree under ``head``; what is very long is shortened."""
+    root = Tree(head, guide_style="dim")
+    last = {-1: root}  # depth -> the newest node there
+    for depth, who, text in lines:
+        if len(text) > SHOWN_TEXT:
+            text = f"{text[:SHOWN_TEXT]} ... ({len(text) - SHOWN_TEXT} more characters)"
+        last = {d: node for d, node in last.items() if d < depth}
+        last[depth] = last[max(last)].add(_said(who, text))
+    screen.print(root)
+
+
+def _said(who: str, text: str) -> Text:
+    return Text.assemble((f"{who} ", STYLES.get(who, "dim")), (text, "dim" if who == "=" else ""), overflow="fold")
+
+
 def print_side_by_side(screen: Console, titles: list[str], transcripts: list[list[tuple[int, str, str]]]) -> None:
     """Transcripts (``report.transcript``) as columns of the same width."""
     table = Table(
@@ -196,11 +248,7 @@ def print_side_by_side(screen: Console, titles: list[str], transcripts: list[lis
         table.add_column(Text(title), ratio=1, overflow="fold")
     columns = []
     for lines in transcripts:
-        said = [
-            Padding(Text.assemble((f"{who} ", STYLES.get(who, "dim")), text), (0, 0, 0, 2 * depth))
-            for depth, who, text in lines
-        ]
-        columns.append(Group(*said))
+        columns.append(Group(*(Padding(_said(who, text), (0, 0, 0, 2 * depth)) for depth, who, text in lines)))
     table.add_row(*columns)
     screen.print(table)
 

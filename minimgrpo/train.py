@@ -197,9 +197,8 @@ def guarded(run: Callable[[], None], root: Path, command: str) -> int:
         print(f"\nStopped. {done} complete {'step is' if done == 1 else 'steps are'} saved in {root}. Continue with:")
         print(f"  {command}")
         return 130
-    except BrokenPipeError:  # the reader of a pipe has gone, as after `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except BrokenPipeError:
+        return display.pipe_closed()
     except (ModelError, ChatError, LogError, tasks.DataError) as error:
         problem = str(error)
     except FloatingPointError as error:
@@ -207,8 +206,7 @@ def guarded(run: Callable[[], None], root: Path, command: str) -> int:
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         problem = f"{error.strerror or error}{where}" + (f"; {kept}" if begun() else "")
-    print(" ".join(problem.split()), file=sys.stderr)
-    return 2
+    return display.complain(problem)
 
 
 def main(argv: list[str] | None = None) -> int:
