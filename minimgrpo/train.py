@@ -29,7 +29,7 @@ from minimgrpo import display
 with display.interruptible():  # torch and transformers take seconds to import
     import torch
 
-    from minimgrpo import log, tasks
+    from minimgrpo import log, tasks, track
     from minimgrpo.agents import Limits
     from minimgrpo.chat import ChatError
     from minimgrpo.learner import Objective
@@ -212,16 +212,25 @@ def guarded(run: Callable[[], None], root: Path, command: str) -> int:
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="minimgrpo.train", description="Train a planner and an executor together with M-GRPO.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
+    parser.add_argument("--track", choices=track.MODULES, help="send what the steps measure to this tracker as well")
     args = parser.parse_args(argv)
+    if args.track and (problem := track.missing(args.track)):
+        parser.error(problem)
 
     def run() -> None:
         started = time.perf_counter()
         screen = display.console()
         team = load_team(args.run, chosen_config(parser, args, args.run), args.resume)
         seen, steps = resumed(team), team.config.steps
-        with display.Progress(screen, steps, team.config.d_max, seen) as progress:
+        with (
+            track.tracker(args.track, args.run, flat(team.config)) as tell,
+            display.Progress(screen, steps, team.config.d_max, seen) as progress,
+        ):
+            for measured in seen:
+                tell(measured)
             for *_, measured in train(team, len(seen) + 1):
                 progress.update(measured)
+                tell(measured)
         seconds = time.perf_counter() - started
         print(f"{seconds:.0f} s. All {steps} steps are done; the log and both adapters are in {args.run}")
 
