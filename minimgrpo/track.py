@@ -46,8 +46,8 @@ def tracker(name: str | None, root: Path, config: dict) -> Iterator[Callable[[di
             for key, value in values.items():
                 writer.add_scalar(key, value, step)
     else:
-        offline = {"dir": str(root), "mode": os.environ.get("WANDB_MODE", "offline")} if name == "wandb" else {}
-        module.init(project="minimgrpo", name=root.name, config=config, **offline)
+        quiet = {"dir": str(root), "mode": os.environ.get("WANDB_MODE", "offline"), "settings": {"silent": True}}
+        module.init(project="minimgrpo", name=root.name, config=config, **(quiet if name == "wandb" else {}))
         send, close = module.log, module.finish
     try:
         yield lambda measured: send(numbers(measured), step=measured["step"])
@@ -67,4 +67,5 @@ def numbers(measured: dict) -> dict[str, float]:
             parts = dict(enumerate(value)) if isinstance(value, list) else value
             many = parts.items() if isinstance(parts, dict) else ()
             flat |= {f"{role}/{name}/{part}": number for part, number in many} or {f"{role}/{name}": value}
+        flat.pop(f"{role}/step", None)  # it is the axis
     return {key: value for key, value in flat.items() if isinstance(value, int | float)}
