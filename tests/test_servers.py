@@ -99,7 +99,8 @@ def test_the_run_is_worth_comparing(run):
     for planned, executed, metrics in run["results"]:
         assert len(planned) == 8 and executed
         for role in ("planner", "executor"):
-            assert metrics[role].get("ratio_max", 1) == pytest.approx(1, abs=1e-4)
+            ratio = metrics[role]["ratio_max"]
+            assert ratio == pytest.approx(1, abs=1e-4) or (ratio is None and metrics[role]["trained"] == 0)
     everyone = [t for planned, executed, _ in run["results"] for t in planned + executed]
     for role in ("planner", "executor"):
         assert sum(t.advantage != 0 for t in everyone if t.agent == role) > 6
@@ -286,7 +287,7 @@ def test_the_planners_sampling_time_does_not_count_its_waiting(run, new_team, tm
     timed(team.executor, "serve")
     _, _, measured = team.step(1)
     assert measured["planner"]["sample_seconds"] < spent["rollout"] - spent["serve"]
-    assert measured["executor"]["sample_seconds"] == pytest.approx(spent["serve"], rel=0.1)
+    assert 0 < measured["executor"]["sample_seconds"] <= spent["serve"]
 
 
 def test_the_glossary_has_every_metric_and_no_other(run):
@@ -306,8 +307,9 @@ def test_metrics_that_were_removed_are_measured_again_without_their_updates(run,
     team.step(4)
     for found, row in zip(log.read(RunLog(tmp_path / "run").metrics("executor")), run["results"], strict=True):
         expected = row[2]["executor"]
-        assert found.keys() == expected.keys() and found["reward"] == expected["reward"]
-        assert (found["loss"] is None) == (found["step"] < 4)
+        assert found.keys() == expected.keys()
+        lost = {name for name in found if found[name] != expected[name] and "second" not in name}
+        assert all(found[name] is None for name in lost) and ("trained" in lost) == (found["step"] < 4)
 
 
 def test_the_outcomes_are_one_scalar_per_rollout_and_reach_the_executors_rewards(run):

@@ -191,8 +191,10 @@ def test_a_rollout_is_a_tree_of_turns_calls_and_tools(shown):
     plain = [re.sub(r"^[│ ]*[├└]── ", lambda m: ">" * (len(m[0]) // 4), line) for line in text.splitlines()]
     tree = [line.rstrip() for line in plain if line.startswith(">")]
     assert tree[0] == ">planner Hm. [executor] Find the rest"
-    assert tree[1] == ">>executor [search] it" and tree[2].startswith(">>>-> fact fact") and tree[3] == ">>executor Accra"
-    assert tree[4].startswith(">>stopped length; reward 0.00 (format 1, planner_correct 0, expert 0.95, tools 1),")
+    assert (
+        tree[1] == ">>executor [search] it" and tree[2].startswith(">>>-> fact fact") and tree[3] == ">>executor Accra"
+    )
+    assert tree[4].startswith(">>stopped length; reward 0.00 (format 1, planner_correct 0, expert 0.95,")
     assert "advantage -0.50, copies 2" in flat
     assert tree[5].startswith(">planner FINAL ANSWER: <script>") and tree[6].startswith(
         ">= result; reward 1.00 (format 1"
