@@ -21,9 +21,10 @@ from minimgrpo import display
 with display.interruptible():  # torch and transformers take seconds to import
     from minimgrpo import evaluate, log, metrics, report, tasks, train
     from minimgrpo.evaluate import Evaluation
-    from minimgrpo.log import LogError
+    from minimgrpo.log import LogError, RunLog
+    from minimgrpo.protocol import ROLES
     from minimgrpo.servers import Config, Team
-    from minimgrpo.trajectory import Rollout, Trajectory
+    from minimgrpo.trajectory import Rollout
 
 QUICK = {"steps": 3}
 QUICK_QUESTIONS = 40
@@ -56,7 +57,7 @@ def demo(screen, root: Path, config: Config, resume: bool, quick: bool) -> None:
 
     before, sampled_before = examined(team, questions, "before")  # the adapters are fresh: they change nothing yet
     seen = train.resumed(team)
-    earlier = sum(m["seconds"] for m in seen)
+    earlier = sum(m[role][f"{phase}_seconds"] or 0.0 for m in seen for role in ROLES for phase in ("sample", "learn"))
     print(f"training, {config.questions} questions x {config.rollouts} rollouts a step")
     with display.Progress(screen, config.steps, config.d_max, seen) as progress:
         for *_, measured in train.train(team, len(seen) + 1):
@@ -96,10 +97,10 @@ def demo(screen, root: Path, config: Config, resume: bool, quick: bool) -> None:
 def held_out(root: Path, quick: bool) -> list:
     """The test split; with ``quick`` the first few of each kind; in a resumed run those of its first evaluation."""
     questions = tasks.load_questions("test")
-    first = evaluation_file(root, "before", "sampled")
+    first = RunLog(root).evaluation("before", "sampled")
     if first.exists():
         by_id = {q.task_id: q for q in questions}
-        ids = [rollout.planner.question_id for rollout in read_rollouts(first)]
+        ids = [rollout.planner.question_id for rollout in log.read_rollouts(first)]
         if unknown := [i for i in ids if i not in by_id]:
             raise LogError(f"{first} is about other questions than the test split ({unknown[0]}): start a new run")
         return [by_id[i] for i in ids]
@@ -115,12 +116,12 @@ def examined(team: Team, questions: list, when: str) -> tuple[dict, Evaluation]:
     print(f"{when}: {len(questions)} test questions, sampled and greedy", end="", flush=True)
     found = {}
     for way, temperature in (("sampled", 1.0), ("greedy", 0.0)):
-        path = evaluation_file(team.log.root, when, way)
+        path = team.log.evaluation(when, way)
         if not path.exists():
             policy, tools = team.planner.policy, team.executor.tools
             attempt = evaluate.attempt(policy, tools, questions, temperature, config.seed, config.limits)
             log.publish(path, (asdict(rollout) for rollout in attempt.rollouts))
-        found[way] = counted(questions, read_rollouts(path))
+        found[way] = counted(questions, log.read_rollouts(path))
     numbers, greedy = found["sampled"].numbers, found["greedy"].numbers
     summary = {
         **{name: numbers[name] for name in report.MEASURES},
@@ -131,23 +132,6 @@ def examined(team: Team, questions: list, when: str) -> tuple[dict, Evaluation]:
     seconds = time.perf_counter() - started
     print(f": {100 * summary['accuracy']:.0f} % and {100 * summary['greedy']:.0f} % right ({seconds:.1f} s)")
     return summary, found["sampled"]
-
-
-def evaluation_file(root: Path, when: str, way: str) -> Path:
-    return root / "evaluation" / f"{when}-{way}.jsonl"
-
-
-def read_rollouts(path: Path) -> list[Rollout]:
-    """The rollouts of a published evaluation. Raises LogError when it is damaged."""
-    try:
-        return [
-            Rollout(Trajectory.from_json(row["planner"]), [Trajectory.from_json(call) for call in row["calls"]])
-            for row in log.read(path)
-        ]
-    except (ValueError, TypeError, KeyError) as error:
-        if isinstance(error, LogError):
-            raise
-        raise LogError(f"{path} is damaged ({error}): remove it and resume, to evaluate again") from None
 
 
 def counted(questions: list, rollouts: list[Rollout]) -> Evaluation:

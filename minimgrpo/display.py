@@ -6,6 +6,7 @@ numbers and texts, no models: it imports rich and nothing heavy, so that the com
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import sys
@@ -19,18 +20,19 @@ from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+from rich.tree import Tree
 
-# label, name of the metric, heading in plain text
+# label, role and name of the metric, heading in plain text
 ROWS = (
-    ("format, planner", "format", "form"),
-    ("format, executor", "executor_format", "exec"),
-    ("accuracy", "accuracy", "acc"),
-    ("puzzles delegated", "puzzle_delegation", "puz"),
-    ("look-ups delegated", "lookup_delegation", "look"),
-    ("specific queries", "query_specificity", "spec"),
-    ("expert score", "expert", "expt"),
-    ("planner groups without signal", "planner_flat", "pflat"),
-    ("executor groups without signal", "executor_flat", "eflat"),
+    ("format, planner", "planner", "format", "form"),
+    ("format, executor", "executor", "format", "exec"),
+    ("accuracy", "planner", "correct", "acc"),
+    ("puzzles delegated", "planner", "puzzle_delegation", "puz"),
+    ("look-ups delegated", "planner", "lookup_delegation", "look"),
+    ("specific queries", "executor", "query_specificity", "spec"),
+    ("expert score", "executor", "expert", "expt"),
+    ("planner groups without signal", "planner", "flat", "pflat"),
+    ("executor groups without signal", "executor", "flat", "eflat"),
 )
 GLOSSARY = """\
 form, exec: format of planner and executor; acc: accuracy; puz, look: puzzles
@@ -38,6 +40,29 @@ and look-ups delegated; spec: specific queries; expt: expert score; pflat,
 eflat: groups of each role without signal; d: delegations in a rollout"""
 WIDTH = 40  # of a sparkline and of a bar
 SHOWN_CALLS = 8  # rollouts with more delegations share one bar
+SHOWN_TEXT = 400  # characters of a line in a tree
+
+
+class Parser(argparse.ArgumentParser):
+    """A wrong flag is answered with one sentence on stderr and exit code 2."""
+
+    def __init__(self, **options):
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: {message} (--help lists the flags)\n")
+
+
+def complain(problem: str) -> int:
+    """Say in one sentence on stderr what went wrong -> the exit code."""
+    print(" ".join(problem.split()), file=sys.stderr)
+    return 2
+
+
+def pipe_closed() -> int:
+    """The reader of stdout has gone, as after ``| head``: say nothing more -> the exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
 
 
 @contextlib.contextmanager
@@ -60,11 +85,14 @@ def console() -> Console:
 
 
 class Progress:
-    """Shows the steps of a run. A context manager; ``past`` is what the steps before a resume measured."""
+    """Shows the steps of a run. A context manager; ``past`` is what the steps before a resume measured.
+
+    What a step measured is ``servers.Team.measured``: {"step", "planner": {...}, "executor": {...}}.
+    """
 
     def __init__(self, screen: Console, steps: int, d_max: int, past: list[dict] = ()):
         self.screen, self.steps, self.d_max, self.seen = screen, steps, d_max, list(past)
-        self.started, self.fresh = time.perf_counter(), 0
+        self.moments = [time.perf_counter()]  # when it began, and when each step came
         self.live = Live(console=screen, auto_refresh=False) if screen.is_terminal else None
 
     def __enter__(self) -> Progress:
@@ -82,18 +110,19 @@ class Progress:
     def update(self, measured: dict) -> None:
         """Take in one step."""
         self.seen.append(measured)
-        self.fresh += 1
+        self.moments.append(time.perf_counter())
+        step, counts = measured["step"], measured["planner"]["calls"]
         if self.live:
             self.live.update(self._panel(), refresh=True)
-        elif self.fresh == 1 or measured["step"] % max(1, self.steps // 20) == 0 or measured["step"] == self.steps:
-            cells = "".join(f"{_share(measured[name]):>6}" for _, name, _ in ROWS)
-            step = f"{measured['step']}/{self.steps}"
-            self.screen.print(Text(f"{step:>9}{self._left():>7}{cells}{_mean_calls(measured):>6.1f}"))
+        elif len(self.moments) == 2 or step % max(1, self.steps // 20) == 0 or step == self.steps:
+            cells = "".join(f"{_share(measured[role][name]):>6}" for _, role, name, _ in ROWS)
+            calls = sum(d * n for d, n in enumerate(counts)) / max(1, sum(counts))
+            self.screen.print(Text(f"{f'{step}/{self.steps}':>9}{self._left():>7}{cells}{calls:>6.1f}"))
 
     def _speed(self) -> float:
         """Steps per second of late; those before a resume do not count."""
-        recent = [m["seconds"] for m in self.seen[-min(self.fresh, 10) :]]
-        return len(recent) / max(sum(recent), 1e-9)
+        recent = self.moments[-11:]
+        return (len(recent) - 1) / max(recent[-1] - recent[0], 1e-9)
 
     def _left(self) -> str:
         seconds = (self.steps - self.seen[-1]["step"]) / self._speed()
@@ -112,12 +141,13 @@ class Progress:
         lines = Table.grid(padding=(0, 1))
         for width in (30, 3, WIDTH):
             lines.add_column(min_width=width)
-        for label, name, _ in ROWS:
-            lines.add_row(label, Text(_share(now[name]), style="bold"), Text(sparkline([m[name] for m in self.seen])))
+        for label, role, name, _ in ROWS:
+            lines.add_row(label, *curve([m[role][name] for m in self.seen]))
         lines.add_row("")
-        counts = histogram(now)
-        for calls in range(max(max(counts), min(self.d_max, SHOWN_CALLS)) + 1):
-            share = counts.get(calls, 0) / max(1, sum(counts.values()))
+        counts = now["planner"]["calls"]
+        counts = [*counts[:SHOWN_CALLS], sum(counts[SHOWN_CALLS:])] if len(counts) > SHOWN_CALLS else counts
+        for calls in range(max(len(counts), min(self.d_max, SHOWN_CALLS) + 1)):
+            share = counts[calls] / max(1, sum(counts)) if calls < len(counts) else 0.0
             label = f"{'' if calls else 'rollouts with delegations: '}{calls}{'+' if calls == SHOWN_CALLS else ' '}"
             mark = " <- D_max" if calls == self.d_max else ""
             bar = Text("█" * round(share * (WIDTH - 10)), style="cyan") + Text(mark, style="yellow")
@@ -135,6 +165,14 @@ def _share(value: float | None) -> str:
     return f"{value:.1f}" if value >= 0.995 else f"{value:.2f}"[1:]
 
 
+def curve(values: list[float | None], width: int = WIDTH, top: float | None = 1.0) -> tuple[Text, Text]:
+    """Two cells: the last value, and a sparkline up to ``top`` (None: up to the largest value)."""
+    if top is None:
+        top = max((v for v in values if v), default=1.0)
+    scaled = [None if v is None else v / top for v in values]
+    return Text(_share(values[-1]) if values else "", style="bold"), Text(sparkline(scaled, width))
+
+
 def sparkline(values: list[float | None], width: int = WIDTH) -> str:
     """Shares as a row of blocks, oldest first; None is a gap. More than ``width`` values are averaged in pieces.
 
@@ -147,24 +185,6 @@ def sparkline(values: list[float | None], width: int = WIDTH) -> str:
         piece = [v for v in values[i * len(values) // pieces : (i + 1) * len(values) // pieces] if v is not None]
         text += "▁▂▃▄▅▆▇█"[min(7, int(8 * sum(piece) / len(piece)))] if piece else " "
     return text
-
-
-def histogram(measured: dict) -> dict[int, int]:
-    """How many rollouts made 0, 1, 2, ... delegations; JSON made the keys strings, and the far end is added up.
-
-    >>> histogram({"calls": {"0": 3, "2": 1, "11": 2}})
-    {0: 3, 2: 1, 8: 2}
-    """
-    counts: dict[int, int] = {}
-    for calls, n in measured["calls"].items():
-        calls = min(int(calls), SHOWN_CALLS)
-        counts[calls] = counts.get(calls, 0) + n
-    return counts
-
-
-def _mean_calls(measured: dict) -> float:
-    counts = {int(calls): n for calls, n in measured["calls"].items()}
-    return sum(calls * n for calls, n in counts.items()) / max(1, sum(counts.values()))
 
 
 # ------------------------------------------------------------------------------------------------- before and after
@@ -180,6 +200,41 @@ def print_table(screen: Console, header: list[str], rows: list[list[str]]) -> No
     screen.print(table)
 
 
+def print_curves(screen: Console, rows: dict[str, list[dict]], tops: dict[str, float | None]) -> None:
+    """For each role the last value and the curve of what its ``rows`` measured.
+
+    ``tops``: the names, and up to where each curve goes (``curve``).
+    """
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    table.add_column("")
+    for role in rows:
+        table.add_column("", justify="right")
+        table.add_column(role, min_width=WIDTH // 2)
+    for name, top in tops.items():
+        cells: list[str | Text] = [name]
+        for measured in rows.values():
+            has_it = name in measured[-1]
+            cells += curve([row.get(name) for row in measured], WIDTH // 2, top) if has_it else ("", "")
+        table.add_row(*cells)
+    screen.print(table)
+
+
+def print_tree(screen: Console, head: Text, lines: list[tuple[int, str, str]]) -> None:
+    """A transcript (``report.transcript``) as a tree under ``head``; what is very long is shortened."""
+    root = Tree(head, guide_style="dim")
+    last = {-1: root}  # depth -> the newest node there
+    for depth, who, text in lines:
+        if len(text) > SHOWN_TEXT:
+            text = f"{text[:SHOWN_TEXT]} ... ({len(text) - SHOWN_TEXT} more characters)"
+        last = {d: node for d, node in last.items() if d < depth}
+        last[depth] = last[max(last)].add(_said(who, text))
+    screen.print(root)
+
+
+def _said(who: str, text: str) -> Text:
+    return Text.assemble((f"{who} ", STYLES.get(who, "dim")), (text, "dim" if who == "=" else ""), overflow="fold")
+
+
 def print_side_by_side(screen: Console, titles: list[str], transcripts: list[list[tuple[int, str, str]]]) -> None:
     """Transcripts (``report.transcript``) as columns of the same width."""
     table = Table(
@@ -193,11 +248,7 @@ def print_side_by_side(screen: Console, titles: list[str], transcripts: list[lis
         table.add_column(Text(title), ratio=1, overflow="fold")
     columns = []
     for lines in transcripts:
-        said = [
-            Padding(Text.assemble((f"{who} ", STYLES.get(who, "dim")), text), (0, 0, 0, 2 * depth))
-            for depth, who, text in lines
-        ]
-        columns.append(Group(*said))
+        columns.append(Group(*(Padding(_said(who, text), (0, 0, 0, 2 * depth)) for depth, who, text in lines)))
     table.add_row(*columns)
     screen.print(table)
 

@@ -15,7 +15,7 @@ from minimgrpo.policy import Policy
 from minimgrpo.scorer import wilson
 from minimgrpo.servers import reward_executor, reward_planner
 from minimgrpo.tools import ToolResult, Tools
-from minimgrpo.trajectory import Rollout
+from minimgrpo.trajectory import Rollout, rollouts
 
 
 @dataclass
@@ -44,11 +44,7 @@ def attempt(
         planned += agents.plan(policy, some, 1, delegate, limits, temperature, draws)
     reward_planner(planned, questions)
     reward_executor(executed, {(t.question_id, 0): t.reward_parts["correct"] for t in planned}, expert)
-    calls: dict[str, list] = {}
-    for trajectory in sorted(executed, key=lambda t: t.call):
-        calls.setdefault(trajectory.question_id, []).append(trajectory)
-    rollouts = [Rollout(t, calls.get(t.question_id, [])) for t in planned]
-    return Evaluation(rollouts, metrics.team(questions, planned, executed))
+    return Evaluation(rollouts(planned, executed), metrics.team(questions, planned, executed))
 
 
 def by_group(questions: list, evaluation: Evaluation, name: str) -> dict[str, dict]:

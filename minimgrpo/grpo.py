@@ -168,15 +168,16 @@ def policy_stats(
     clip_fraction  share of tokens whose gradient the clip cuts: r > 1 + clip_high at A > 0, r < 1 - clip_low at A < 0.
                    0 on the first pass over fresh samples; large: the steps are.
     approx_kl      nats per token between the old policy and this one, k3 estimate from the old policy's samples.
+    approx_kl_k1   the same by the plain mean of old - new log-prob (k1): unbiased too, noisier, and it has a sign.
     ratio_mean     mean of r; near 1.
     ratio_max      largest r; far above 1 + clip_high: samples are stale, or sampling and scoring disagree.
 
-    When nothing counts: 0, 0, 1, 1.
+    When nothing counts: 0, 0, 0, 1, 1.
 
     >>> old, new = torch.zeros(2, 2), torch.tensor([[0.5, 2.0], [0.5, 2.0]]).log()
     >>> stats = policy_stats(new, old, torch.tensor([1.0, -1.0]), torch.ones(2, 2))
     >>> {name: round(value, 4) for name, value in stats.items()}
-    {'clip_fraction': 0.5, 'approx_kl': 0.25, 'ratio_mean': 1.25, 'ratio_max': 2.0}
+    {'clip_fraction': 0.5, 'approx_kl': 0.25, 'approx_kl_k1': 0.0, 'ratio_mean': 1.25, 'ratio_max': 2.0}
     """
     live, weights = _live_tokens(mask, weights)
     r, log_ratio = _importance_ratio(logprobs, old_logprobs, live, ratio)
@@ -184,7 +185,7 @@ def policy_stats(
     A = _row_advantages(advantages, r)
     cut = ((A > 0) & (r > high)) | ((A < 0) & (r < low))
     if not live.any():
-        return {"clip_fraction": 0.0, "approx_kl": 0.0, "ratio_mean": 1.0, "ratio_max": 1.0}
+        return {"clip_fraction": 0.0, "approx_kl": 0.0, "approx_kl_k1": 0.0, "ratio_mean": 1.0, "ratio_max": 1.0}
 
     token_weights = weights[:, None].expand_as(r)[live]  # [number of live tokens]
 
@@ -194,6 +195,7 @@ def policy_stats(
     return {
         "clip_fraction": mean(cut),
         "approx_kl": mean(kl_k3(torch.zeros_like(log_ratio), log_ratio)),
+        "approx_kl_k1": mean(-log_ratio),
         "ratio_mean": mean(r),
         "ratio_max": float(r[live].max()),
     }

@@ -60,20 +60,21 @@ class Learner:
         self.version = 0
 
     def update(self, trajectories: list[Trajectory], lr: float | None = None) -> dict[str, float]:
-        """One step on a batch whose ``advantage`` and ``copies`` are set -> what it measured.
+        """One step on a batch whose ``advantage`` and ``copies`` are set -> what it measured (``metrics.LEARNED``).
 
-        ``trained`` trajectories of ``trained_tokens`` tokens took part; ``loss``, ``grad_norm`` (before shortening),
-        ``entropy`` (mean surprise of the sampled tokens, nats) and ``grpo.policy_stats`` describe the last epoch.
+        ``trained`` trajectories of ``trained_tokens`` tokens took part; ``loss``, ``grad_norm`` (before shortening) and
+        ``grpo.policy_stats`` describe the last epoch, before its optimizer step, and are absent if nothing took part.
         """
         objective, started = self.objective, time.perf_counter()
         kept = [t for t in trajectories if t.copies > 0 and t.sampled]
         used = kept if objective.kl else [t for t in kept if t.advantage != 0]
         used = sorted(used, key=lambda t: len(t.token_ids))
-        metrics = {"trained": len(used), "trained_tokens": sum(len(t.token_ids) for t in used), "grad_norm": 0.0}
+        lr = objective.lr if lr is None else lr
+        metrics = {"lr": lr, "trained": len(used), "trained_tokens": sum(len(t.token_ids) for t in used)}
         self.policy.use(self.role)
         self.policy.model.eval()  # no dropout: the network that is trained is the one that sampled
         for group in self.optimizer.param_groups:
-            group["lr"] = objective.lr if lr is None else lr
+            group["lr"] = lr
         for _ in range(objective.epochs if used else 0):
             self.optimizer.zero_grad(set_to_none=True)
             metrics |= self._accumulate(used, self._normalizer(kept), self._tokens(kept))
@@ -109,7 +110,6 @@ class Learner:
                 total["kl"] = total.get("kl", 0.0) + divergence.item()
             loss.backward()
             stats = grpo.policy_stats(logprobs.detach(), old, advantages, mask, copies, *clip)
-            stats["entropy"] = -(logprobs.detach() * mask * copies[:, None]).sum().item() / self._tokens(batch)
             total["loss"] += loss.item()
             total["ratio_max"] = max(total["ratio_max"], stats.pop("ratio_max"))
             for name, value in stats.items():

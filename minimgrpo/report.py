@@ -9,22 +9,30 @@ import base64
 import html
 from pathlib import Path
 
-from minimgrpo.protocol import CALL
+from minimgrpo.protocol import CALL, ROLES
 from minimgrpo.scorer import wilson
-from minimgrpo.trajectory import Rollout, Trajectory
+from minimgrpo.trajectory import Rollout, Trajectory, rollouts
 
 Line = tuple[int, str, str]  # depth, who or what, text
 
 # ------------------------------------------------------------------------------------------------------ transcripts
 
 
-def transcript(rollout: Rollout) -> list[Line]:
-    """A rollout as lines: the planner's turns, the executor's a level deeper, and what the tools returned."""
-    return _conversation(rollout.planner, {t.call: t for t in rollout.calls}, 0)
+def transcript(rollout: Rollout, scored: bool = False) -> list[Line]:
+    """A rollout as lines: the planner's turns, the executor's a level deeper, and what the tools returned.
+
+    ``scored`` ends every trajectory with a line that says why it ended and what it earned.
+    """
+    return conversation(rollout.planner, rollout.calls, scored)
 
 
-def _conversation(t: Trajectory, calls: dict[int, Trajectory], depth: int) -> list[Line]:
+def conversation(t: Trajectory, calls: list[Trajectory] = (), scored: bool = False, depth: int = 0) -> list[Line]:
+    """One agent's trajectory as lines; ``calls`` are the executor's trajectories, shown at the turns that caused them.
+
+    A report is shown once: as the executor's last line, or, without its trajectory, as what the call returned.
+    """
     lines: list[Line] = []
+    shown = {call.call: call for call in calls}
     for turn, text in enumerate(m["content"] for m in t.messages if m["role"] == "assistant"):
         if turn >= len(t.tool_calls):  # the last message: a result, or what broke the format
             lines.append((depth, t.agent, printable(text) or "(nothing)"))
@@ -33,13 +41,23 @@ def _conversation(t: Trajectory, calls: dict[int, Trajectory], depth: int) -> li
         thought = printable(text.partition(CALL)[0])
         asked = ", ".join(printable(str(value)) for value in call["arguments"].values())
         lines.append((depth, t.agent, f"{thought} [{call['name']}] {asked}".strip()))
-        if turn in calls and t.agent == "planner":
-            lines += _conversation(calls[turn], {}, depth + 1)
-        if t.agent != "planner" or not call["ok"]:  # a report was shown already, as the executor's last line
+        if turn in shown:
+            lines += conversation(shown[turn], scored=scored, depth=depth + 1)
+        if turn not in shown or not call["ok"]:
             lines.append((depth + 1, "->", printable(call["output"])))
-    if not t.format_ok:
-        lines.append((depth, "stopped", f"({t.stop_reason}{': ' if t.note else ''}{printable(t.note)})"))
+    if scored or not t.format_ok:
+        why = t.stop_reason + (f": {printable(t.note)}" if t.note else "")
+        lines.append((depth, "=" if t.format_ok else "stopped", f"{why}; {score(t)}" if scored else f"({why})"))
     return lines
+
+
+def score(t: Trajectory) -> str:
+    """What a trajectory earned; in training (an evaluation has no step) also how much it counts in the update."""
+    parts = ", ".join(f"{name.removeprefix('expert_')} {round(value, 2):g}" for name, value in t.reward_parts.items())
+    text = f"reward {t.reward:.2f} ({parts})"
+    if t.step:
+        text += f", advantage {t.advantage:+.2f}" + (f", copies {t.copies}" if t.agent == "executor" else "")
+    return text
 
 
 def printable(text: str) -> str:
@@ -70,9 +88,8 @@ def telling(questions: list, before: list[Rollout], after: list[Rollout], per_ki
 def telling_group(planned: list[Trajectory], executed: list[Trajectory]) -> list[Rollout]:
     """Of one step's groups with signal the one with the most delegations, as its K rollouts."""
     groups: dict[str, list[Rollout]] = {}
-    for t in planned:
-        calls = [e for e in executed if (e.question_id, e.rollout) == (t.question_id, t.rollout)]
-        groups.setdefault(t.question_id, []).append(Rollout(t, calls))
+    for rollout in rollouts(planned, executed):
+        groups.setdefault(rollout.planner.question_id, []).append(rollout)
     return max(groups.values(), key=lambda g: (any(r.planner.advantage for r in g), sum(len(r.calls) for r in g)))
 
 
@@ -129,7 +146,10 @@ def with_interval(group: dict) -> str:
 
 
 def draw_curves(path: Path, history: list[dict], d_max: int, before: dict, after: dict) -> None:
-    """Six small panels over the steps; the diamonds in the first are the test questions, with 95 % intervals."""
+    """Six small panels over the steps; the diamonds in the first are the test questions, with 95 % intervals.
+
+    ``history`` is what each step measured, as ``servers.Team.measured`` says it.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -137,8 +157,8 @@ def draw_curves(path: Path, history: list[dict], d_max: int, before: dict, after
 
     steps = [m["step"] for m in history]
 
-    def values(name: str) -> list[float]:
-        return [float("nan") if m[name] is None else m[name] for m in history]
+    def values(role: str, name: str) -> list[float]:
+        return [float("nan") if m[role][name] is None else m[role][name] for m in history]
 
     def lines(axis, title: str, label: str, named: dict[str, list[float]], top: float | None = 1.03) -> None:
         for (name, ys), colour in zip(named.items(), ("tab:blue", "tab:orange", "tab:green"), strict=False):
@@ -157,15 +177,15 @@ def draw_curves(path: Path, history: list[dict], d_max: int, before: dict, after
 
     figure, axes = pyplot.subplots(3, 2, figsize=(9, 9.5))
     figure.subplots_adjust(left=0.08, right=0.98, bottom=0.06, top=0.96, hspace=0.4, wspace=0.25)
-    first, delegation, quality, calls, flat, surprise = axes.flat
+    first, delegation, quality, calls, flat, entropy = axes.flat
     lines(
         first,
         "Accuracy and format (training, T=1)",
         "share of rollouts",
         {
-            "accuracy": values("accuracy"),
-            "format, planner": values("format"),
-            "format, executor": values("executor_format"),
+            "accuracy": values("planner", "correct"),
+            "format, planner": values("planner", "format"),
+            "format, executor": values("executor", "format"),
         },
     )
     for x, side in ((0, before), (max(steps, default=0) + 1, after)):
@@ -174,14 +194,20 @@ def draw_curves(path: Path, history: list[dict], d_max: int, before: dict, after
         first.errorbar(x, middle, [[middle - low], [high - middle]], fmt="D", color="black", markersize=4, capsize=3)
     first.plot([], [], "D", color="black", markersize=4, label="accuracy, test")
     first.legend(fontsize=8, framealpha=0.6)
-    delegated = {"puzzles": values("puzzle_delegation"), "look-ups": values("lookup_delegation")}
+    delegated = {
+        "puzzles": values("planner", "puzzle_delegation"),
+        "look-ups": values("planner", "lookup_delegation"),
+    }
     lines(delegation, "Who delegates?", "share that delegates", delegated)
-    worked = {"specific queries": values("query_specificity"), "expert score": values("expert")}
+    worked = {
+        "specific queries": values("executor", "query_specificity"),
+        "expert score": values("executor", "expert"),
+    }
     lines(quality, "How the executor works", "share / score", worked)
 
-    counts = [{int(d): n for d, n in m["calls"].items()} for m in history]
-    most = max((d for c in counts for d in c), default=0)
-    shares = [[c.get(d, 0) / sum(c.values()) for c in counts] for d in range(most + 1)]
+    counts = [m["planner"]["calls"] for m in history]
+    most = max((len(c) for c in counts), default=1) - 1
+    shares = [[c[d] / sum(c) if d < len(c) else 0.0 for c in counts] for d in range(most + 1)]
     colours = pyplot.get_cmap("viridis")([d / max(1, most) for d in range(most + 1)])
     calls.stackplot(steps, shares, colors=colours, labels=[str(d) for d in range(most + 1)])
     calls.set(
@@ -189,10 +215,9 @@ def draw_curves(path: Path, history: list[dict], d_max: int, before: dict, after
     )
     calls.legend(fontsize=8, title="d", title_fontsize=8, loc="upper right")
 
-    without = {"planner": values("planner_flat"), "executor": values("executor_flat")}
+    without, entropies = ({role: values(role, name) for role in ROLES} for name in ("flat", "entropy"))
     lines(flat, "Groups without signal (all rewards equal)", "share of groups", without)
-    surprised = {role: values(f"{role}_surprise") for role in ("planner", "executor")}
-    lines(surprise, "Mean surprise of the sampled tokens", "nats per token", surprised, top=None)
+    lines(entropy, "Entropy: mean surprise of the sampled tokens", "nats per token", entropies, top=None)
     for axis in axes.flat:
         axis.grid(alpha=0.25)
         axis.xaxis.get_major_locator().set_params(integer=True)
@@ -238,11 +263,8 @@ def page(
     image = base64.b64encode(curves.read_bytes()).decode("ascii")
     tested = "".join(_tested(*test) for test in tests)
     trained = "".join(_group(step, rollouts) for step, rollouts in groups)
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{_safe(title)}</title><style>{STYLE}</style></head><body>
-<h1>{_safe(title)}</h1>
-<p>A planner and an executor, two LoRA adapters on one language model, learned together with M-GRPO. {_safe(facts)}</p>
+    body = f"""\
+<p>A planner and an executor, two LoRA adapters on one language model, learned together with M-GRPO. {safe(facts)}</p>
 <h2>Before and after, on held-out questions</h2>
 <p>One attempt at each question, sampled at temperature 1 and greedy; in brackets the 95 % interval (Wilson).</p>
 <div class="wide">{_table(*accuracy_table(before, after))}</div><br>
@@ -256,61 +278,66 @@ def page(
 <p class="note">The rollouts of one question in one step, from the trajectory log. A group learns from differences: the
 advantage is the reward minus the group's mean, divided by its standard deviation. An executor trajectory counts as
 often as the alignment to D_max copied it.</p>
-{trained}
+{trained}"""
+    return document(title, body)
+
+
+def document(title: str, body: str) -> str:
+    """A whole HTML page that needs nothing else; ``body`` is markup, whose texts have gone through ``safe``."""
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{safe(title)}</title><style>{STYLE}</style></head><body>
+<h1>{safe(title)}</h1>
+{body}
 </body></html>
 """
 
 
-def _safe(text: str) -> str:
+def safe(text: str) -> str:
+    """Text for a page: never markup, nothing that cannot be seen."""
     return html.escape(printable(str(text)))
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:
     def line(cells: list[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{_safe(cell)}</{tag}>" for cell in cells) + "</tr>"
+        return "<tr>" + "".join(f"<{tag}>{safe(cell)}</{tag}>" for cell in cells) + "</tr>"
 
     return f"<table>{line(header, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
 
 
-def _lines(rollout: Rollout) -> str:
+def paragraphs(lines: list[Line]) -> str:
+    """The lines of a transcript, indented by their depth."""
     return "".join(
-        f'<p class="line {who if who.isalpha() else ""}" style="margin-left:{1.1 * depth:.1f}rem">'
-        f'<span class="who">{_safe(who)}</span> {_safe(text)}</p>'
-        for depth, who, text in transcript(rollout)
+        f'<p class="line {"note" if who == "=" else who if who.isalpha() else ""}" '
+        f'style="margin-left:{1.1 * depth:.1f}rem"><span class="who">{safe(who)}</span> {safe(text)}</p>'
+        for depth, who, text in lines
     )
+
+
+def verdict(right: bool) -> str:
+    name = "right" if right else "wrong"
+    return f'<span class="{name}">{name}</span>'
 
 
 def _verdict(rollout: Rollout) -> str:
-    return (
-        '<span class="right">right</span>'
-        if rollout.planner.reward_parts["correct"]
-        else '<span class="wrong">wrong</span>'
-    )
+    return verdict(bool(rollout.planner.reward_parts["correct"]))
 
 
 def _tested(question, before: Rollout, after: Rollout) -> str:
     sides = "".join(
-        f"<div><h4>{name}: {_verdict(r)}</h4>{_lines(r)}</div>" for name, r in (("Before", before), ("After", after))
+        f"<div><h4>{name}: {_verdict(r)}</h4>{paragraphs(transcript(r))}</div>"
+        for name, r in (("Before", before), ("After", after))
     )
-    head = f"<b>{_safe(question.kind)}</b> {_verdict(before)} → {_verdict(after)}: {_safe(question.question)}"
-    body = f'<p>Gold answer: {_safe(question.answer)}</p><div class="two">{sides}</div>'
+    head = f"<b>{safe(question.kind)}</b> {_verdict(before)} → {_verdict(after)}: {safe(question.question)}"
+    body = f'<p>Gold answer: {safe(question.answer)}</p><div class="two">{sides}</div>'
     return f"<details><summary>{head}</summary>{body}</details>"
 
 
 def _group(step: int, rollouts: list[Rollout]) -> str:
     body = "".join(
         f"<details><summary>rollout {r.planner.rollout}: {_verdict(r)}, {len(r.calls)} delegations, "
-        f"{_numbers(r.planner)}</summary>{_lines(r)}"
-        + "".join(
-            f'<p class="note">executor call {t.call}: {_safe(_numbers(t))}, copies {t.copies}</p>' for t in r.calls
-        )
-        + "</details>"
+        f"{safe(score(r.planner))}</summary>{paragraphs(transcript(r, scored=True))}</details>"
         for r in rollouts
     )
     question = rollouts[0].planner.messages[1]["content"]
-    return f"<details><summary>Step {step}: {_safe(question)}</summary>{body}</details>"
-
-
-def _numbers(t: Trajectory) -> str:
-    parts = ", ".join(f"{name} {value:g}" for name, value in t.reward_parts.items())
-    return f"reward {t.reward:.2f} ({parts}), advantage {t.advantage:+.2f}"
+    return f"<details><summary>Step {step}: {safe(question)}</summary>{body}</details>"

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import torch
 
-from minimgrpo import agents, log
+from minimgrpo import agents, log, metrics
 from minimgrpo.agents import Limits, SubTask, generator
 from minimgrpo.alignment import align
 from minimgrpo.experts import Expert, Rubric
 from minimgrpo.grpo import AVERAGES, RATIOS, group_advantages
 from minimgrpo.learner import Learner, Objective
-from minimgrpo.log import LogError, RunLog
+from minimgrpo.log import RunLog
 from minimgrpo.policy import Policy
 from minimgrpo.rewards import executor_reward, planner_reward
 from minimgrpo.scorer import gaia_score
@@ -96,13 +96,15 @@ class Config:
 
 
 class Server:
-    """What both servers have: a role's learner, its trajectory file, its checkpoints."""
+    """What both servers have: a role's learner, its trajectory files, its metrics, its checkpoints."""
 
     role: str
 
     def __init__(self, config: Config, policy: Policy, run_log: RunLog):
         self.config, self.policy, self.log = config, policy, run_log
         self.learner = Learner(policy, self.role, config.objective, config.temperature)
+        self.rows: dict[int, dict] = {}  # step -> its line of metrics.jsonl
+        self.sample_seconds: float | None = None  # of the current step; None: not sampled by this process
 
     def publish(self, step: int, trajectories: list[Trajectory]) -> None:
         """Publish the step's trajectories, rewarded and weighted."""
@@ -112,28 +114,37 @@ class Server:
 
     def published(self, step: int) -> list[Trajectory]:
         """Read them back."""
-        path = self.log.trajectories(self.role, step)
-        try:
-            return [Trajectory.from_json(row) for row in log.read(path)]
-        except (ValueError, TypeError) as error:
-            raise (
-                error
-                if isinstance(error, LogError)
-                else LogError(f"{path} is damaged ({error}): put back a copy of it, or start a new run")
-            ) from None
+        return log.read_trajectories(self.log.trajectories(self.role, step))
 
-    def learn(self, step: int, trajectories: list[Trajectory]) -> dict:
-        """Update the adapter and publish the checkpoint; the one before the last is dropped."""
-        metrics = self.learner.update(trajectories, self.config.lr(step))
+    def learn(self, step: int, trajectories: list[Trajectory]) -> None:
+        """Update the adapter, then publish what the step measured and the checkpoint; the one before the last goes."""
+        learned = self.learner.update(trajectories, self.config.lr(step))
+        self.rows = {n: row for n, row in self.rows.items() if n < step}
+        self.rows[step] = self.row(step, trajectories, learned)
+        self.sample_seconds = None
+        log.replace(self.log.metrics(self.role), self.rows.values())  # before the checkpoint: none lacks its line
         log.publish_folder(self.log.checkpoint(self.role, step), self.learner.save)
         shutil.rmtree(self.log.checkpoint(self.role, step - 2), ignore_errors=True)
-        return metrics
+
+    def row(self, step: int, trajectories: list[Trajectory], learned: dict) -> dict:
+        """The step's line of ``metrics.jsonl``."""
+        return metrics.row(self.role, step, trajectories, learned, self.sample_seconds) | self.own(step, trajectories)
+
+    def own(self, step: int, trajectories: list[Trajectory]) -> dict:
+        """What only this role measures."""
+        raise NotImplementedError
 
     def resume(self) -> int:
-        """Load the newest checkpoint -> the number of updates done."""
+        """Load the newest checkpoint -> the number of updates done.
+
+        A step whose line is missing (``metrics.jsonl`` was removed) is measured again from the log.
+        """
         step = self.log.last_checkpoint(self.role)
         if step is not None:
             self.learner.load(self.log.checkpoint(self.role, step))
+        found = {row["step"]: row for row in log.read_metrics(self.log.metrics(self.role))}
+        done = range(1, self.learner.version + 1)
+        self.rows = {n: found[n] if n in found else self.row(n, self.published(n), {}) for n in done}
         return self.learner.version
 
 
@@ -155,9 +166,19 @@ class PlannerServer(Server):
         """K attempts at each question, rewarded, with their group advantages; publishes the outcomes."""
         config, questions = self.config, self.chosen(step)
         draws = generator(config.seed, step, "planner")
+        started, waited = time.perf_counter(), 0.0
+
+        def hand_over(turn: int, sub_tasks: list[SubTask]) -> list[ToolResult]:
+            nonlocal waited
+            asked = time.perf_counter()
+            reports = delegate(turn, sub_tasks)
+            waited += time.perf_counter() - asked
+            return reports
+
         trajectories = agents.plan(
-            self.policy, questions, config.rollouts, delegate, config.limits, config.temperature, draws
+            self.policy, questions, config.rollouts, hand_over, config.limits, config.temperature, draws
         )
+        self.sample_seconds = time.perf_counter() - started - waited
         reward_planner(trajectories, questions)
         for start in range(0, len(trajectories), config.rollouts):
             group = trajectories[start : start + config.rollouts]
@@ -170,25 +191,40 @@ class PlannerServer(Server):
         log.publish(self.log.outcomes(step), outcomes)
         return trajectories
 
+    def own(self, step: int, trajectories: list[Trajectory]) -> dict:
+        return metrics.planner(trajectories, self.questions)
+
 
 class ExecutorServer(Server):
-    """Owns the tools: does sub-tasks, and after the outcomes arrive rewards and aligns what it did."""
+    """Owns the tools: does sub-tasks, and after the outcomes arrive rewards and aligns what it did.
+
+    ``keys`` (``metrics.keys``) serve only to measure whether its search queries are specific.
+    """
 
     role = "executor"
 
-    def __init__(self, config: Config, policy: Policy, run_log: RunLog, tools: Tools, expert: Expert | None = None):
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        run_log: RunLog,
+        tools: Tools,
+        expert: Expert | None = None,
+        keys: dict[str, tuple[str, ...]] | None = None,
+    ):
         super().__init__(config, policy, run_log)
-        self.tools, self.expert = tools, expert or Rubric()
+        self.tools, self.expert, self.keys = tools, expert or Rubric(), keys or {}
         self.done: list[Trajectory] = []  # of the current step
 
     def serve(self, step: int, turn: int, sub_tasks: list[SubTask]) -> list[ToolResult]:
         """Do one turn's sub-tasks as one batch -> their reports."""
-        config = self.config
+        config, started = self.config, time.perf_counter()
         draws = generator(config.seed, step, "executor", turn)
         trajectories = agents.execute(self.policy, self.tools, sub_tasks, config.limits, config.temperature, draws)
         for trajectory in trajectories:
             trajectory.policy_version = self.learner.version
         self.done += trajectories
+        self.sample_seconds = (self.sample_seconds or 0.0) + time.perf_counter() - started
         return [agents.report(t) for t in trajectories]
 
     def settle(self, step: int, outcomes: list[dict]) -> list[Trajectory]:
@@ -212,6 +248,9 @@ class ExecutorServer(Server):
             for trajectory, weight, advantage in zip(group, weights, advantages, strict=True):
                 trajectory.copies, trajectory.advantage = weight, advantage
         return trajectories
+
+    def own(self, step: int, trajectories: list[Trajectory]) -> dict:
+        return metrics.executor(trajectories, log.read(self.log.outcomes(step)), self.keys)
 
 
 def reward_planner(trajectories: list[Trajectory], questions: list) -> None:
@@ -243,29 +282,31 @@ class Team:
         torch.set_num_threads(config.threads)
         self.config, self.log = config, RunLog(root)
         self.planner = PlannerServer(config, policy, self.log, questions)
-        self.executor = ExecutorServer(config, policy, self.log, tools, expert)
+        self.executor = ExecutorServer(config, policy, self.log, tools, expert, metrics.keys(questions))
 
     def resume(self) -> int:
         """Continue a run of the same config -> the number of complete steps."""
         return min(self.planner.resume(), self.executor.resume())
 
     def step(self, step: int) -> tuple[list[Trajectory], list[Trajectory], dict]:
-        """One step -> the planner's trajectories, the executor's, and {"rollout_seconds", "planner": {...}, ...}."""
-        started = time.perf_counter()
+        """One step -> the planner's trajectories, the executor's, and what ``measured`` says of it."""
         paths = [self.log.trajectories(server.role, step) for server in (self.planner, self.executor)]
         if all(path.exists() for path in paths):
             planned, executed = self.planner.published(step), self.executor.published(step)
         else:
-            self.executor.done = []  # of an attempt at this step that was interrupted
+            self.executor.done, self.executor.sample_seconds = [], None  # of an attempt that was interrupted
             planned = self.planner.rollout(step, lambda turn, tasks: self._delegate(step, turn, tasks))
             executed = self.executor.settle(step, log.read(self.log.outcomes(step)))
             self.planner.publish(step, planned)
             self.executor.publish(step, executed)
-        metrics: dict = {"step": step, "rollout_seconds": time.perf_counter() - started}
         for server, trajectories in ((self.planner, planned), (self.executor, executed)):
             if server.learner.version < step:  # else: killed after this role's update, before the other's
-                metrics[server.role] = server.learn(step, trajectories)
-        return planned, executed, metrics
+                server.learn(step, trajectories)
+        return planned, executed, self.measured(step)
+
+    def measured(self, step: int) -> dict:
+        """Both roles' lines of ``metrics.jsonl``: {"step", "planner": {...}, "executor": {...}}."""
+        return {"step": step, **{server.role: server.rows[step] for server in (self.planner, self.executor)}}
 
     def _delegate(self, step: int, turn: int, sub_tasks: list[SubTask]) -> list[ToolResult]:
         log.publish(self.log.mail(step, turn, "requests"), (asdict(s) for s in sub_tasks), sync=False)

@@ -1,9 +1,9 @@
 """Train a planner and an executor together: ``python -m minimgrpo.train runs/mine --steps 40 --seed 1``.
 
-RUN gets the log of ``minimgrpo.log`` and ``RUN/metrics/step-000012.json``, what each step measured. Nothing is kept in
-memory that a stopped run would need: every step is on disk before it counts as done, so Ctrl-C is always safe and
-``--resume`` goes on with the same random numbers. A resumed run keeps its whole configuration, its number of steps
-included, since the learning rate of every step depends on it.
+RUN gets the log of ``minimgrpo.log``. Nothing is kept in memory that a stopped run would need: every step is on disk
+before it counts as done, so Ctrl-C is always safe and ``--resume`` goes on with the same random numbers. A resumed run
+keeps its whole configuration, its number of steps included, since the learning rate of every step depends on it.
+``--track`` copies what the steps measure to a tracker as well (``minimgrpo.track``).
 
 The demo (``minimgrpo.demo``) is the same run with an evaluation before and after; it takes its flags from here.
 """
@@ -29,7 +29,7 @@ from minimgrpo import display
 with display.interruptible():  # torch and transformers take seconds to import
     import torch
 
-    from minimgrpo import log, metrics, tasks
+    from minimgrpo import log, tasks, track
     from minimgrpo.agents import Limits
     from minimgrpo.chat import ChatError
     from minimgrpo.learner import Objective
@@ -70,15 +70,14 @@ def refuse_existing(root: Path) -> None:
 
 def stored_config(root: Path) -> Config:
     """The config of the run in ``root``. Raises LogError when there is none or it is damaged."""
-    path = root / "config.json"
-    if not path.is_file():
+    if not (root / "config.json").is_file():
         raise LogError(f"there is no run to resume in {root}: leave out --resume to start one")
+    facts = log.read_config(root)
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
         facts.pop("torch")
         return Config(**{**facts, "objective": Objective(**facts["objective"]), "limits": Limits(**facts["limits"])})
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise LogError(f"{path} is damaged ({error}): start a new run under another name") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise LogError(f"{root / 'config.json'} is damaged ({error}): start a new run under another name") from None
 
 
 def load_team(root: Path, config: Config, resume: bool) -> Team:
@@ -98,68 +97,33 @@ def load_team(root: Path, config: Config, resume: bool) -> Team:
 def train(team: Team, first: int = 1) -> Iterator[tuple[int, list[Trajectory], list[Trajectory], dict]]:
     """Do the steps from ``first`` (``team.resume() + 1``) on -> step, both roles' trajectories, what was measured."""
     for step in range(first, team.config.steps + 1):
-        started = time.perf_counter()
-        planned, executed, learned = team.step(step)
-        measured = learned | team_metrics(team, planned, executed)
-        measured["seconds"] = time.perf_counter() - started
-        log.publish_text(metrics_file(team.log.root, step), json.dumps(measured) + "\n")
-        yield step, planned, executed, measured
-
-
-def team_metrics(team: Team, planned: list[Trajectory], executed: list[Trajectory]) -> dict:
-    """``metrics.team`` and, for each role, the share of groups without signal and the mean surprise of its tokens."""
-    measured = metrics.team(team.planner.questions, planned, executed)
-    for role, trajectories in (("planner", planned), ("executor", executed)):
-        measured[f"{role}_flat"] = flat_share(trajectories)
-        tokens = sum(t.sampled for t in trajectories)
-        # in nats; an estimate of the entropy over all sampled tokens, also those that no gradient comes from
-        measured[f"{role}_surprise"] = -sum(sum(t.logprobs) for t in trajectories) / tokens if tokens else None
-    return measured
-
-
-def flat_share(trajectories: list[Trajectory]) -> float | None:
-    """The share of groups in which every advantage is 0 (all rewards equal), so that nothing is learned from them.
-
-    A question on which no rollout delegates has no executor group and is not counted there.
-    """
-    signal: dict[str, bool] = {}
-    for t in trajectories:
-        signal[t.question_id] = signal.get(t.question_id, False) or (t.copies > 0 and t.advantage != 0)
-    return 1 - sum(signal.values()) / len(signal) if signal else None
-
-
-def metrics_file(root: Path, step: int) -> Path:
-    return root / "metrics" / f"step-{step:06d}.json"
+        yield step, *team.step(step)
 
 
 def resumed(team: Team) -> list[dict]:
     """Load the newest checkpoints -> what each complete step measured; none of a new run.
 
-    The log is read as well, so that damage shows now and not after hours. A step that was stopped before it could write
-    what it measured is measured from its log.
+    The log is read as well, so that damage shows now and not after hours.
     """
     try:
         done = team.resume()
     except ModelError as error:
         advice = "if it is damaged, delete its checkpoint's folder and --resume continues from the one before"
         raise ModelError(f"{error}; {advice}") from None
-    past = []
     for step in range(1, done + 1):
-        path, both = metrics_file(team.log.root, step), (team.planner.published(step), team.executor.published(step))
-        if not path.exists():
-            log.publish_text(path, json.dumps({"step": step, "seconds": 0.0, **team_metrics(team, *both)}) + "\n")
-        past += log.read(path)
-    return past
+        for server in (team.planner, team.executor):
+            server.published(step)
+    return [team.measured(step) for step in range(1, done + 1)]
 
 
 # ---------------------------------------------------------------------------------------------------- the commands
 
 
-class Parser(argparse.ArgumentParser):
-    """One flag per field of ``Config``, ``Objective`` and ``Limits``; a wrong flag is answered with one sentence."""
+class Parser(display.Parser):
+    """One flag per field of ``Config``, ``Objective`` and ``Limits``."""
 
     def __init__(self, **options):
-        super().__init__(allow_abbrev=False, **options)
+        super().__init__(**options)
         self.add_argument("--resume", action="store_true", help="continue the run from its last complete step")
         for owner in (Config, Objective, Limits):
             for field, help_text in field_help(owner).items():
@@ -171,9 +135,6 @@ class Parser(argparse.ArgumentParser):
                     metavar=type(default).__name__.upper(),
                     help=f"{help_text} ({default})".replace("%", "%%"),
                 )
-
-    def error(self, message: str):
-        self.exit(2, f"{self.prog}: {message} (--help lists the flags)\n")
 
 
 def field_help(owner: type) -> dict[str, str]:
@@ -236,9 +197,8 @@ def guarded(run: Callable[[], None], root: Path, command: str) -> int:
         print(f"\nStopped. {done} complete {'step is' if done == 1 else 'steps are'} saved in {root}. Continue with:")
         print(f"  {command}")
         return 130
-    except BrokenPipeError:  # the reader of a pipe has gone, as after `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except BrokenPipeError:
+        return display.pipe_closed()
     except (ModelError, ChatError, LogError, tasks.DataError) as error:
         problem = str(error)
     except FloatingPointError as error:
@@ -246,23 +206,31 @@ def guarded(run: Callable[[], None], root: Path, command: str) -> int:
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         problem = f"{error.strerror or error}{where}" + (f"; {kept}" if begun() else "")
-    print(" ".join(problem.split()), file=sys.stderr)
-    return 2
+    return display.complain(problem)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="minimgrpo.train", description="Train a planner and an executor together with M-GRPO.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
+    parser.add_argument("--track", choices=track.MODULES, help="send what the steps measure to this tracker as well")
     args = parser.parse_args(argv)
+    if args.track and (problem := track.missing(args.track)):
+        parser.error(problem)
 
     def run() -> None:
         started = time.perf_counter()
         screen = display.console()
         team = load_team(args.run, chosen_config(parser, args, args.run), args.resume)
         seen, steps = resumed(team), team.config.steps
-        with display.Progress(screen, steps, team.config.d_max, seen) as progress:
+        with (
+            track.tracker(args.track, args.run, flat(team.config)) as tell,
+            display.Progress(screen, steps, team.config.d_max, seen) as progress,
+        ):
+            for measured in seen:
+                tell(measured)
             for *_, measured in train(team, len(seen) + 1):
                 progress.update(measured)
+                tell(measured)
         seconds = time.perf_counter() - started
         print(f"{seconds:.0f} s. All {steps} steps are done; the log and both adapters are in {args.run}")
 

@@ -106,3 +106,11 @@ class Rollout:
 
     planner: Trajectory
     calls: list[Trajectory] = field(default_factory=list)
+
+
+def rollouts(planned: list[Trajectory], executed: list[Trajectory]) -> list[Rollout]:
+    """Put each planner trajectory of a step or an evaluation together with the executor's of the same rollout."""
+    calls: dict[tuple[str, int], list[Trajectory]] = {}
+    for t in sorted(executed, key=lambda t: t.call):
+        calls.setdefault((t.question_id, t.rollout), []).append(t)
+    return [Rollout(t, calls.get((t.question_id, t.rollout), [])) for t in planned]

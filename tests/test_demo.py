@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from minimgrpo import demo, log, report, servers, tasks, train
+from minimgrpo.log import RunLog
 from minimgrpo.servers import Config
 
 SMALL = ["--threads", "1", "--questions", "3", "--rollouts", "2", "--length", "8"]
@@ -103,9 +104,9 @@ def test_the_demo_says_what_it_takes(capsys):
 
 def test_train_alone_writes_the_run(flags, tmp_path, fast, capsys):
     assert train.main([str(tmp_path / "run"), *flags[1:], "--steps", "2"]) == 0
-    rows = [json.loads(train.metrics_file(tmp_path / "run", step).read_text()) for step in (1, 2)]
-    assert [row["step"] for row in rows] == [1, 2]
-    assert {"accuracy", "planner_flat", "executor_flat", "calls", "seconds", "planner"} <= set(rows[0])
+    for role in ("planner", "executor"):
+        rows = log.read_metrics(RunLog(tmp_path / "run").metrics(role))
+        assert [row["step"] for row in rows] == [1, 2] and {row["role"] for row in rows} == {role}
     assert "2/2" in capsys.readouterr().out
 
 
@@ -125,7 +126,10 @@ def whole(flags, tmp_path, fast, capsys):
     return tmp_path / "whole"
 
 
-STOPS = ("before-sampled", "before-greedy", "planner/step-000001", "planner/checkpoint-000002", "metrics/step-000002")
+STOPS = (
+    *("before-sampled", "before-greedy", "planner/step-000001", "planner/metrics", "planner/checkpoint-000002"),
+    *("executor/metrics", "outcomes/step-000003"),
+)
 
 
 def test_stopped_again_and_again_a_run_comes_to_the_same_adapters(flags, tmp_path, whole, monkeypatch, capsys):
@@ -159,7 +163,12 @@ def test_stopped_again_and_again_a_run_comes_to_the_same_adapters(flags, tmp_pat
     assert expected.keys() == got.keys() and all((expected[k] == got[k]).all() for k in got)
     for name in ("evaluation/before-greedy.jsonl", "evaluation/after-sampled.jsonl", "outcomes/step-000003.jsonl"):
         assert (run / name).read_bytes() == (whole / name).read_bytes()
-    assert len(list((run / "metrics").glob("*.json"))) == 3
+    for role in ("planner", "executor"):
+        both = [log.read(RunLog(root).metrics(role)) for root in (run, whole)]
+        for rows in both:
+            for row in rows:
+                [row.pop(name) for name in [name for name in row if "second" in name]]
+        assert both[0] == both[1] and len(both[0]) == 3
 
 
 def test_a_signal_from_outside_stops_the_command(flags, tmp_path):
@@ -242,7 +251,7 @@ DAMAGED = (
     "planner/checkpoint-000003/adapter_model.safetensors",
     "executor/checkpoint-000003/optimizer.pt",
     "planner/step-000002.jsonl",
-    "metrics/step-000001.json",
+    "planner/metrics.jsonl",
     "evaluation/before-sampled.jsonl",
 )
 

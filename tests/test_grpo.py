@@ -400,7 +400,7 @@ def test_nothing_to_learn_from(ratio, average, how):
         assert torch.equal(grad, torch.zeros_like(new))
     assert loss_normalizer(mask, weights, average) == 0
     stats = policy_stats(new, old, advantages, mask, weights)
-    assert stats == {"clip_fraction": 0, "approx_kl": 0, "ratio_mean": 1, "ratio_max": 1}
+    assert stats == {"clip_fraction": 0, "approx_kl": 0, "approx_kl_k1": 0, "ratio_mean": 1, "ratio_max": 1}
 
 
 @pytest.mark.parametrize("ratio, average", MODES)
@@ -524,7 +524,10 @@ def test_stats_by_hand():
     assert stats["ratio_max"] == pytest.approx(4)
     k3 = {x: x - 1 - math.log(x) for x in (0.5, 2.0, 1.0, 4.0)}
     assert stats["approx_kl"] == pytest.approx((4 * (k3[0.5] + k3[2.0]) + 3 * k3[1.0] + k3[4.0]) / 12, rel=1e-6)
-    assert list(stats) == ["clip_fraction", "approx_kl", "ratio_mean", "ratio_max"]
+    k1 = {x: -math.log(x) for x in (0.5, 2.0, 1.0, 4.0)}
+    expected = (4 * (k1[0.5] + k1[2.0]) + 3 * k1[1.0] + k1[4.0]) / 12
+    assert stats["approx_kl_k1"] == pytest.approx(expected, rel=1e-6)
+    assert list(stats) == ["clip_fraction", "approx_kl", "approx_kl_k1", "ratio_mean", "ratio_max"]
     assert all(type(value) is float for value in stats.values())
     shrunk = policy_stats(torch.tensor([[-1.0, 0.0]]), torch.zeros(1, 2), torch.ones(1), torch.tensor([[1, 0]]))
     assert shrunk["ratio_max"] == pytest.approx(math.exp(-1))  # padding, whose ratio is 1, is not looked at
@@ -542,7 +545,7 @@ def test_clip_fraction_is_the_share_of_tokens_without_gradient(ratio):
 def test_stats_of_fresh_samples():
     new, _, advantages, mask = random_batch(0)
     stats = policy_stats(new, new, advantages, mask)
-    assert stats == {"clip_fraction": 0, "approx_kl": 0, "ratio_mean": 1, "ratio_max": 1}
+    assert stats == {"clip_fraction": 0, "approx_kl": 0, "approx_kl_k1": 0, "ratio_mean": 1, "ratio_max": 1}
 
 
 # ---- KL --------------------------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ def rollout(right, task="Find it", report_ok=True):
     ]
     executor.tool_calls = [{"name": "search", "arguments": {"query": "it"}, "output": EVIL, "ok": True}]
     executor.reward_parts = {"format": 1.0, "expert": 0.7}
+    planner.step = executor.step = 1
     return Rollout(planner, [executor])
 
 
@@ -63,15 +64,11 @@ def numbers(accuracy):
 
 
 def step(number, calls):
-    shares = {name: min(1.0, number / 10) for _, name, _ in display.ROWS}
-    return {
-        "step": number,
-        "seconds": 0.5,
-        "calls": calls,
-        **shares,
-        "planner_surprise": 1.0,
-        "executor_surprise": None,
-    }
+    """What a step measured: shares that rise, and ``calls[d]`` rollouts with d delegations."""
+    measured = {"step": number, "planner": {"calls": calls, "entropy": 1.0}, "executor": {"entropy": None}}
+    for _, role, name, _ in display.ROWS:
+        measured[role][name] = min(1.0, number / 10)
+    return measured
 
 
 class Reader(HTMLParser):
@@ -95,6 +92,24 @@ def test_a_transcript_is_nested_and_printable():
     assert all(text.isprintable() for _, _, text in lines)
 
 
+def test_a_scored_transcript_says_what_everyone_earned_and_why_it_ended():
+    both = rollout(True, report_ok=False)
+    both.calls[0].reward_parts["expert_tools"] = 1 / 3
+    scores = [line for line in report.transcript(both, scored=True) if line[1] in ("=", "stopped")]
+    safe = report.printable(EVIL)
+    assert scores == [
+        (1, "stopped", f"format: {safe}; reward 0.00 (format 1, expert 0.7, tools 0.33), advantage +0.00, copies 1"),
+        (0, "=", "result; reward 0.50 (format 1, correct 1), advantage +1.25"),
+    ]
+    both.planner.step = 0  # an evaluation has no advantages
+    assert "advantage" not in report.transcript(both, scored=True)[-1][2]
+
+
+def test_one_agents_conversation_alone_shows_what_its_calls_returned():
+    lines = report.conversation(rollout(True).planner)
+    assert [(depth, who) for depth, who, _ in lines] == [(0, "planner"), (1, "->"), (0, "planner")]
+
+
 def test_a_transcript_says_why_it_stopped():
     lines = report.transcript(rollout(True, report_ok=False))
     assert (1, "stopped") in [(depth, who) for depth, who, _ in lines]
@@ -103,7 +118,7 @@ def test_a_transcript_says_why_it_stopped():
 
 def test_the_page_is_one_file_and_escapes_what_models_wrote(tmp_path):
     curves = tmp_path / "curves.png"
-    report.draw_curves(curves, [step(1, {"0": 3, "2": 1}), step(2, {"1": 4})], 2, numbers(0.25), numbers(0.5))
+    report.draw_curves(curves, [step(1, [3, 0, 1]), step(2, [0, 4])], 2, numbers(0.25), numbers(0.5))
     assert curves.read_bytes().startswith(b"\x89PNG")
     both = rollout(False), rollout(True, report_ok=False)
     text = report.page("run <b>", EVIL, numbers(0.25), numbers(0.5), curves, [(question(0), *both)], [(1, list(both))])
@@ -139,10 +154,10 @@ def test_the_tables_fit_eighty_columns():
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_display_fits_eighty_columns(terminal):
     screen = Console(file=io.StringIO(), force_terminal=terminal, width=80, color_system=None)
-    past = [step(n, {"0": 1, "1": 3}) for n in range(1, 60)]
+    past = [step(n, [1, 3]) for n in range(1, 60)]
     with display.Progress(screen, 100, 4, past) as progress:
         for n in range(60, 101):
-            progress.update(step(n, {"0": 1, "1": 3, "12": 1}))
+            progress.update(step(n, [1, 3, *[0] * 10, 1]))
     text = screen.file.getvalue()
     assert "100/100" in text and ("D_max" in text) == terminal and ("\x1b" in text) == terminal
     assert all(len(line) <= 80 for line in text.split("\x1b[2K")[-1].splitlines())

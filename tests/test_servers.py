@@ -8,6 +8,7 @@ import dataclasses
 import json
 import re
 import shutil
+import time
 from pathlib import Path
 from zlib import crc32
 
@@ -82,7 +83,12 @@ def run(new_team, tmp_path_factory):
 
 
 def files(root):
-    return {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+    """Every file by name; of the metrics without the wall-clock figures, which no two runs share."""
+    found = {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+    for name in [name for name in found if name.endswith("metrics.jsonl")]:
+        rows = [json.loads(line) for line in found[name].splitlines()]
+        found[name] = [{key: value for key, value in row.items() if "second" not in key} for row in rows]
+    return found
 
 
 # ------------------------------------------------------------------------------------------------- killed and continued
@@ -93,7 +99,8 @@ def test_the_run_is_worth_comparing(run):
     for planned, executed, metrics in run["results"]:
         assert len(planned) == 8 and executed
         for role in ("planner", "executor"):
-            assert metrics[role].get("ratio_max", 1) == pytest.approx(1, abs=1e-4)
+            ratio = metrics[role]["ratio_max"]
+            assert ratio == pytest.approx(1, abs=1e-4) or (ratio is None and metrics[role]["trained"] == 0)
     everyone = [t for planned, executed, _ in run["results"] for t in planned + executed]
     for role in ("planner", "executor"):
         assert sum(t.advantage != 0 for t in everyone if t.agent == role) > 6
@@ -133,11 +140,19 @@ def leave_temporary_files(root):
     (root / "executor/step-000003.jsonl.tmp").write_text('{"agent": "exe', encoding="utf-8")
 
 
+def lose_a_line(root):
+    """Killed after the trajectories and before the executor's metrics; the planner's were written already."""
+    remove(*BOTH)(root)
+    path = root / "executor/metrics.jsonl"
+    path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:2]), encoding="utf-8")
+
+
 BOTH = ("planner/checkpoint-000003", "executor/checkpoint-000003")
 KILLS = {
     "after the planner's update": remove(BOTH[1]),
     "after the executor's update": remove(BOTH[0]),
     "between the rollouts and the updates": remove(*BOTH),
+    "between the planner's metrics and the executor's": lose_a_line,
     "between the two trajectory files": remove(*BOTH, "executor/step-000003.jsonl"),
     "before the trajectory files": remove(*BOTH, "executor/step-000003.jsonl", "planner/step-000003.jsonl"),
     "during the rollouts": remove(
@@ -167,8 +182,11 @@ def test_an_update_that_was_finished_before_the_kill_is_not_made_again(run, new_
     remove("executor/checkpoint-000003")(tmp_path / "run")
     team = new_team(tmp_path / "run")
     team.resume()
-    _, _, metrics = team.step(3)
-    assert "planner" not in metrics and "executor" in metrics
+    rows = (tmp_path / "run/planner/metrics.jsonl").read_bytes()
+    _, _, measured = team.step(3)
+    assert (tmp_path / "run/planner/metrics.jsonl").read_bytes() == rows  # to the second
+    assert measured["planner"] == log.read(RunLog(tmp_path / "run").metrics("planner"))[2]
+    assert measured["executor"]["sample_seconds"] is None  # they were read back
     assert (team.planner.learner.version, team.executor.learner.version) == (3, 3)
 
 
@@ -214,6 +232,7 @@ def test_every_file_of_a_run_is_one_of_the_documented_ones(run):
     names = files(run["root"])
     expected = {f"{role}/step-{step:06d}.jsonl" for role in ("planner", "executor", "outcomes") for step in range(1, 5)}
     parts = ("adapter_config.json", "adapter_model.safetensors", "learner.json", "optimizer.pt")
+    expected |= {"planner/metrics.jsonl", "executor/metrics.jsonl"}
     for role in ("planner", "executor"):  # the last two are kept
         expected |= {f"{role}/checkpoint-{step:06d}/{part}" for step in (3, 4) for part in parts}
     mail = {name for name in names if name.startswith("mail/")}
@@ -234,6 +253,63 @@ def test_the_mail_says_who_asked_what_and_what_came_back(run):
                 assert asked[key]["arguments"]["task"] == request["task"] == did[key].messages[1]["content"]
                 assert (asked[key]["output"], asked[key]["ok"]) == (report["text"], report["ok"])
         assert sent.keys() == asked.keys() == did.keys()
+
+
+def test_every_step_has_one_line_of_metrics_in_each_role(run):
+    for role in ("planner", "executor"):
+        rows = log.read_metrics(RunLog(run["root"]).metrics(role))
+        assert [row["step"] for row in rows] == [1, 2, 3, 4] and {row["role"] for row in rows} == {role}
+        assert rows == [measured[role] for *_, measured in run["results"]]
+        assert len({tuple(row) for row in rows}) == 1  # the same names in every line
+        for row, (planned, executed, _) in zip(rows, run["results"], strict=True):
+            batch = planned if role == "planner" else executed
+            assert row["trajectories"] == len(batch) and row["staleness"] == 0
+            assert row["reward"] == pytest.approx(sum(t.reward for t in batch) / len(batch))
+            assert row["sample_seconds"] > 0 and row["sample_tokens_per_second"] > 0
+    assert any(row["query_specificity"] is not None for row in rows)  # the executor's server knows the keys
+
+
+def test_the_planners_sampling_time_does_not_count_its_waiting(run, new_team, tmp_path):
+    team, spent = new_team(tmp_path / "run"), {}
+
+    def timed(server, name):
+        method = getattr(server, name)
+
+        def call(*arguments):
+            started = time.perf_counter()
+            result = method(*arguments)
+            spent[name] = spent.get(name, 0.0) + time.perf_counter() - started
+            return result
+
+        setattr(server, name, call)
+
+    timed(team.planner, "rollout")
+    timed(team.executor, "serve")
+    _, _, measured = team.step(1)
+    assert measured["planner"]["sample_seconds"] < spent["rollout"] - spent["serve"]
+    assert 0 < measured["executor"]["sample_seconds"] <= spent["serve"]
+
+
+def test_the_glossary_has_every_metric_and_no_other(run):
+    glossary = Path(__file__).parents[1] / "docs" / "metrics.md"
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", glossary.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(dict(rows)) == len(rows)
+    for role in ("planner", "executor"):
+        documented = {name for name, who in rows if who in ("both", role)}
+        assert documented == set(run["results"][0][2][role])
+
+
+def test_metrics_that_were_removed_are_measured_again_without_their_updates(run, new_team, tmp_path):
+    shutil.copytree(run["after 3"], tmp_path / "run")
+    remove("executor/metrics.jsonl")(tmp_path / "run")
+    team = new_team(tmp_path / "run")
+    assert team.resume() == 3
+    team.step(4)
+    for found, row in zip(log.read(RunLog(tmp_path / "run").metrics("executor")), run["results"], strict=True):
+        expected = row[2]["executor"]
+        assert found.keys() == expected.keys()
+        lost = {name for name in found if found[name] != expected[name] and "second" not in name}
+        assert all(found[name] is None for name in lost) and ("trained" in lost) == (found["step"] < 4)
 
 
 def test_the_outcomes_are_one_scalar_per_rollout_and_reach_the_executors_rewards(run):
