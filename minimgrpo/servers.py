@@ -2,17 +2,29 @@
 
 A step: the planner rolls out K attempts at each question, handing sub-tasks to the executor (mail files both ways); it
 publishes one scalar per rollout (the outcome); each side rewards, normalises and publishes its own trajectories; then
-each updates its own adapter and publishes a checkpoint. Text and scalars cross, gradients never do.
+each updates its own adapter from them and publishes a checkpoint. Text and scalars cross, gradients never do.
 
-Both trajectory files are published before either adapter moves. So a run killed anywhere resumes exactly: if a step's
-files exist they are trained on as they are, else the step is rolled out again with the same random numbers.
+The servers meet in the log (``minimgrpo.log``) and nowhere else, so it does not matter whether they are one process
+(``Team``) or two (``minimgrpo.server``). They differ only in what they do where a file of the other is not there yet:
+``wait``. Two processes sleep until it is; in one process the planner lets the executor make it.
+
+A server that is killed continues from its last checkpoint. Updates are made from the published trajectories. A step
+whose trajectories are not published is played again with the same random numbers: the planner comes to the same
+sub-tasks and finds them answered, the executor keeps the turns that it has published. Nothing is lost, nothing is
+trained on twice, and on a CPU every file is the same to the bit.
+
+With ``staleness`` n > 0 the executor makes the update from step k only after it has served step k + n (the last n
+updates come at the end), so its trajectories are n versions old when it learns from them and the importance ratio has
+something to correct. The paper's figure 8 compares this with the synchronised n = 0.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -23,9 +35,9 @@ from minimgrpo.agents import Limits, SubTask, generator
 from minimgrpo.alignment import align
 from minimgrpo.experts import Expert, Rubric
 from minimgrpo.grpo import AVERAGES, RATIOS, group_advantages
-from minimgrpo.learner import Learner, Objective
+from minimgrpo.learner import Damaged, Learner, Objective
 from minimgrpo.log import LogError, RunLog
-from minimgrpo.policy import Policy
+from minimgrpo.policy import ModelError, Policy
 from minimgrpo.rewards import executor_reward, planner_reward
 from minimgrpo.scorer import gaia_score
 from minimgrpo.tools import ToolResult, Tools
@@ -59,7 +71,9 @@ class Config:
     decay: float = 0.5
     "from this part of the run on the learning rate falls, linearly, to a tenth"
     threads: int = 2
-    "CPU threads (float sums depend on it, so a resumed run keeps it)"
+    "CPU threads of a process (float sums depend on it, so a resumed run keeps it)"
+    staleness: int = 0
+    "steps that the executor serves before it learns from one (0: synchronised)"
     objective: Objective = field(default_factory=Objective)
     limits: Limits = field(default_factory=Limits)
 
@@ -74,6 +88,7 @@ class Config:
             (self.rank < 1, f"the LoRA rank must be at least 1, not {self.rank}"),
             (not 0 < o.lr < 1, f"the learning rate must lie between 0 and 1, not {o.lr}"),
             (self.threads < 1, f"at least 1 thread, not {self.threads}"),
+            (self.staleness < 0, f"staleness cannot be negative: {self.staleness}"),
             (not 0 <= self.decay <= 1, f"decay is a part of the run, 0 to 1, not {self.decay}"),
             (o.ratio not in RATIOS, f"ratio is {' or '.join(RATIOS)}, not {o.ratio!r}"),
             (o.average not in AVERAGES, f"average is {' or '.join(AVERAGES)}, not {o.average!r}"),
@@ -94,15 +109,57 @@ class Config:
         falling = max(0.0, (step - start) / max(1.0, self.steps - start))
         return self.objective.lr * (1 - 0.9 * min(1.0, falling))
 
+    def updates(self, role: str, step: int) -> int:
+        """How many updates ``role`` has made at the end of ``step``, and so the version that plays the next step.
+
+        >>> [Config(steps=5, staleness=2).updates("executor", step) for step in range(6)]
+        [0, 0, 0, 1, 2, 5]
+        """
+        late = self.staleness if role == "executor" and step < self.steps else 0
+        return max(0, step - late)
+
+
+OUTCOME = ("question_id", "rollout", "correct")
+
+Wait = Callable[..., Path]
+"""``wait(*paths)`` returns the first of these files of the other server that is published, once one is."""
+
 
 class Server:
-    """What both servers have: a role's learner, its trajectory file, its checkpoints."""
+    """What both servers have: a role's learner, its trajectory files, its checkpoints."""
 
     role: str
 
     def __init__(self, config: Config, policy: Policy, run_log: RunLog):
         self.config, self.policy, self.log = config, policy, run_log
         self.learner = Learner(policy, self.role, config.objective, config.temperature)
+        self.played = 0.0  # seconds that the last step took until its trajectories were published
+
+    def play(self, step: int, wait: Wait) -> list[Trajectory]:
+        """Play the step, unless its trajectories are published already -> these."""
+        started = time.perf_counter()
+        if self.due(step):
+            self.publish(step, self.make(step, wait))
+        self.played = time.perf_counter() - started
+        return self.published(step)
+
+    def due(self, step: int) -> bool:
+        """Whether the step is still to be played; if so the adapter has the version for it.
+
+        Raises LogError when it is beyond that version.
+        """
+        if self.has(step):
+            return False
+        version = self.config.updates(self.role, step - 1)
+        self.learn(version)  # nothing to do but after a checkpoint was lost
+        if self.learner.version != version:
+            path = self.log.trajectories(self.role, step)
+            raise LogError(f"{path} is missing from a run that went on from it: put back a copy, or start a new run")
+        return True
+
+    def has(self, step: int) -> bool:
+        """Whether the step's trajectories are published."""
+        return self.log.trajectories(self.role, step).exists()
 
     def publish(self, step: int, trajectories: list[Trajectory]) -> None:
         """Publish the step's trajectories, rewarded and weighted."""
@@ -112,29 +169,73 @@ class Server:
 
     def published(self, step: int) -> list[Trajectory]:
         """Read them back."""
-        path = self.log.trajectories(self.role, step)
-        try:
-            return [Trajectory.from_json(row) for row in log.read(path)]
-        except (ValueError, TypeError) as error:
-            raise (
-                error
-                if isinstance(error, LogError)
-                else LogError(f"{path} is damaged ({error}): put back a copy of it, or start a new run")
-            ) from None
+        return read_trajectories(self.log.trajectories(self.role, step))
 
-    def learn(self, step: int, trajectories: list[Trajectory]) -> dict:
-        """Update the adapter and publish the checkpoint; the one before the last is dropped."""
-        metrics = self.learner.update(trajectories, self.config.lr(step))
-        log.publish_folder(self.log.checkpoint(self.role, step), self.learner.save)
-        shutil.rmtree(self.log.checkpoint(self.role, step - 2), ignore_errors=True)
-        return metrics
+    def learn(self, version: int) -> dict | None:
+        """Make the updates up to ``version`` that are not made yet, each from its step's published trajectories.
+
+        Publishes what each measured, then its checkpoint, and drops the checkpoints before the last two. Returns what
+        the last one measured, with ``version_gap``: how many updates older than the adapter its trajectories were.
+        """
+        measured = None
+        for step in range(self.learner.version + 1, version + 1):
+            trajectories, before = self.published(step), self.learner.version
+            measured = self.learner.update(trajectories, self.config.lr(step))
+            measured["version_gap"] = before - min((t.policy_version for t in trajectories), default=before)
+            measured["play_seconds"] = self.played
+            log.publish_text(self.log.metrics(self.role, step), json.dumps(measured) + "\n")
+            log.publish_folder(self.log.checkpoint(self.role, step), self.learner.save)
+            self._drop_old_checkpoints()
+        return measured
 
     def resume(self) -> int:
-        """Load the newest checkpoint -> the number of updates done."""
-        step = self.log.last_checkpoint(self.role)
-        if step is not None:
-            self.learner.load(self.log.checkpoint(self.role, step))
+        """Load the newest checkpoint that is whole -> the number of updates done.
+
+        A damaged one is dropped, and its update made again, when the state before it can be had. Raises ModelError when
+        it cannot.
+        """
+        found = self.log.checkpoints(self.role)
+        damaged = {}
+        for version in found:
+            try:
+                self.learner.load(self.log.checkpoint(self.role, version))
+                break
+            except Damaged as error:
+                damaged[version] = error
+        if damaged and len(damaged) == len(found) and found[-1] != 1:  # before the first there is the fresh adapter
+            error = damaged[found[0]]
+            raise ModelError(f"{error}, and there is no whole one before it: put back a copy, or start a new run")
+        for version, error in damaged.items():
+            print(f"{error}: the {self.role}'s update {version} is made again")
+            shutil.rmtree(self.log.checkpoint(self.role, version))
+        self._drop_old_checkpoints()
         return self.learner.version
+
+    def complete(self) -> int:
+        """The number of steps that are played and whose updates are made."""
+        step, version = self.learner.version, self.learner.version
+        while step < self.config.steps and self.config.updates(self.role, step + 1) <= version and self.has(step + 1):
+            step += 1
+        return step
+
+    def _drop_old_checkpoints(self) -> None:
+        """Keep the last two. All others go, so that one whose removal was interrupted goes too."""
+        for version in self.log.checkpoints(self.role)[2:]:
+            shutil.rmtree(self.log.checkpoint(self.role, version), ignore_errors=True)
+
+
+def rows(path: Path, make: Callable[[dict], object]) -> list:
+    """``make(row)`` of each row of a published file. Raises LogError when it is missing or damaged."""
+    try:
+        return [make(row) for row in log.read(path)]
+    except (ValueError, TypeError, KeyError) as error:
+        if isinstance(error, LogError):
+            raise
+        raise LogError(f"{path} is damaged ({error}): put back a copy of it, or start a new run") from None
+
+
+def read_trajectories(path: Path) -> list[Trajectory]:
+    return rows(path, Trajectory.from_json)
 
 
 class PlannerServer(Server):
@@ -145,6 +246,19 @@ class PlannerServer(Server):
     def __init__(self, config: Config, policy: Policy, run_log: RunLog, questions: list):
         super().__init__(config, policy, run_log)
         self.questions = questions
+
+    def make(self, step: int, wait: Wait) -> list[Trajectory]:
+        """The step's trajectories, with the executor at the other end of the mail."""
+        return self.rollout(step, lambda turn, sub_tasks: self.delegate(step, turn, sub_tasks, wait))
+
+    def delegate(self, step: int, turn: int, sub_tasks: list[SubTask], wait: Wait) -> list[ToolResult]:
+        """Publish one turn's sub-tasks, wait for their reports."""
+        log.publish(self.log.mail(step, turn, "requests"), (asdict(s) for s in sub_tasks))
+        path = wait(self.log.mail(step, turn, "reports"))
+        reports = rows(path, lambda row: ToolResult(**row))
+        if len(reports) != len(sub_tasks):
+            raise LogError(f"{path} has {len(reports)} reports of {len(sub_tasks)}: put back a copy of it")
+        return reports
 
     def chosen(self, step: int) -> list:
         """The step's questions, the same whenever they are asked for."""
@@ -163,11 +277,8 @@ class PlannerServer(Server):
             group = trajectories[start : start + config.rollouts]
             for trajectory, advantage in zip(group, group_advantages([t.reward for t in group]).tolist(), strict=True):
                 trajectory.advantage, trajectory.policy_version = advantage, self.learner.version
-        outcomes = [
-            {"question_id": t.question_id, "rollout": t.rollout, "correct": t.reward_parts["correct"]}
-            for t in trajectories
-        ]
-        log.publish(self.log.outcomes(step), outcomes)
+        outcomes = [(t.question_id, t.rollout, t.reward_parts["correct"]) for t in trajectories]
+        log.publish(self.log.outcomes(step), (dict(zip(OUTCOME, row, strict=True)) for row in outcomes))
         return trajectories
 
 
@@ -179,24 +290,55 @@ class ExecutorServer(Server):
     def __init__(self, config: Config, policy: Policy, run_log: RunLog, tools: Tools, expert: Expert | None = None):
         super().__init__(config, policy, run_log)
         self.tools, self.expert = tools, expert or Rubric()
-        self.done: list[Trajectory] = []  # of the current step
+        self.begin()
 
-    def serve(self, step: int, turn: int, sub_tasks: list[SubTask]) -> list[ToolResult]:
-        """Do one turn's sub-tasks as one batch -> their reports."""
+    def begin(self) -> None:
+        """Forget what was done of a step."""
+        self.done: list[Trajectory] = []
+        self.turn = 0
+
+    def play(self, step: int, wait: Wait) -> list[Trajectory]:
+        trajectories = super().play(step, wait)
+        shutil.rmtree(self.log.turn(step, 0).parent, ignore_errors=True)
+        return trajectories
+
+    def make(self, step: int, wait: Wait) -> list[Trajectory]:
+        """Answer the mail of the step, turn by turn, until its outcomes are published -> its trajectories."""
+        outcomes = self.log.outcomes(step)
+        while wait(self.log.mail(step, self.turn, "requests"), outcomes) != outcomes:
+            self.answer(step)
+        return self.settle(step, rows(outcomes, lambda row: {name: row[name] for name in OUTCOME}))
+
+    def answer(self, step: int) -> None:
+        """Do the next turn's sub-tasks, unless a killed server has done them, and publish their reports.
+
+        What was done is published before the reports: the planner goes by these, and a program that reads the clock,
+        or a GPU, would come to other ones the second time.
+        """
+        path = self.log.turn(step, self.turn)
+        if not path.exists():
+            sub_tasks = rows(self.log.mail(step, self.turn, "requests"), lambda row: SubTask(**row))
+            log.publish(path, (t.to_json() for t in self.serve(step, self.turn, sub_tasks)))
+        done = read_trajectories(path)
+        log.publish(self.log.mail(step, self.turn, "reports"), (asdict(agents.report(t)) for t in done))
+        self.done += done
+        self.turn += 1
+
+    def serve(self, step: int, turn: int, sub_tasks: list[SubTask]) -> list[Trajectory]:
+        """Do one turn's sub-tasks as one batch."""
         config = self.config
         draws = generator(config.seed, step, "executor", turn)
         trajectories = agents.execute(self.policy, self.tools, sub_tasks, config.limits, config.temperature, draws)
         for trajectory in trajectories:
             trajectory.policy_version = self.learner.version
-        self.done += trajectories
-        return [agents.report(t) for t in trajectories]
+        return trajectories
 
     def settle(self, step: int, outcomes: list[dict]) -> list[Trajectory]:
         """Reward, align and normalise the step's trajectories, once the outcomes are known (eq. 5, 11-13)."""
         config = self.config
         correct = {(row["question_id"], row["rollout"]): row["correct"] for row in outcomes}
         trajectories = sorted(self.done, key=lambda t: (t.question_id, t.rollout, t.call))
-        self.done = []
+        self.begin()
         reward_executor(trajectories, correct, self.expert)
         for question_id in dict.fromkeys(row["question_id"] for row in outcomes):
             calls = [
@@ -247,28 +389,29 @@ class Team:
 
     def resume(self) -> int:
         """Continue a run of the same config -> the number of complete steps."""
-        return min(self.planner.resume(), self.executor.resume())
+        for server in (self.planner, self.executor):
+            server.resume()
+        return min(self.planner.complete(), self.executor.complete())
 
     def step(self, step: int) -> tuple[list[Trajectory], list[Trajectory], dict]:
-        """One step -> the planner's trajectories, the executor's, and {"rollout_seconds", "planner": {...}, ...}."""
-        started = time.perf_counter()
-        paths = [self.log.trajectories(server.role, step) for server in (self.planner, self.executor)]
-        if all(path.exists() for path in paths):
-            planned, executed = self.planner.published(step), self.executor.published(step)
-        else:
-            self.executor.done = []  # of an attempt at this step that was interrupted
-            planned = self.planner.rollout(step, lambda turn, tasks: self._delegate(step, turn, tasks))
-            executed = self.executor.settle(step, log.read(self.log.outcomes(step)))
-            self.planner.publish(step, planned)
-            self.executor.publish(step, executed)
-        metrics: dict = {"step": step, "rollout_seconds": time.perf_counter() - started}
-        for server, trajectories in ((self.planner, planned), (self.executor, executed)):
-            if server.learner.version < step:  # else: killed after this role's update, before the other's
-                metrics[server.role] = server.learn(step, trajectories)
-        return planned, executed, metrics
+        """One step -> the planner's trajectories, the executor's, and {"rollout_seconds", "planner": {...}, ...}.
 
-    def _delegate(self, step: int, turn: int, sub_tasks: list[SubTask]) -> list[ToolResult]:
-        log.publish(self.log.mail(step, turn, "requests"), (asdict(s) for s in sub_tasks), sync=False)
-        reports = self.executor.serve(step, turn, sub_tasks)
-        log.publish(self.log.mail(step, turn, "reports"), (asdict(r) for r in reports), sync=False)
-        return reports
+        Both trajectory files are published before either adapter moves.
+        """
+        started = time.perf_counter()
+        self.executor.begin()  # an attempt at this step may have been interrupted
+        due = self.executor.due(step)
+
+        def have_them_made(reports: Path) -> Path:
+            if due:
+                self.executor.answer(step)
+            return reports
+
+        planned = self.planner.play(step, have_them_made)
+        executed = self.executor.play(step, log.first)
+        metrics: dict = {"step": step, "rollout_seconds": time.perf_counter() - started}
+        for server in (self.planner, self.executor):
+            learned = server.learn(self.config.updates(server.role, step))
+            if learned:  # else: killed after this role's update, before the other's; or it is too early for one
+                metrics[server.role] = learned
+        return planned, executed, metrics

@@ -5,6 +5,9 @@ memory that a stopped run would need: every step is on disk before it counts as 
 ``--resume`` goes on with the same random numbers. A resumed run keeps its whole configuration, its number of steps
 included, since the learning rate of every step depends on it.
 
+With ``--decoupled`` planner and executor are two processes (``minimgrpo.server``). The run is the same to the bit, so a
+run may be started one way and resumed the other.
+
 The demo (``minimgrpo.demo``) is the same run with an evaluation before and after; it takes its flags from here.
 """
 
@@ -35,7 +38,8 @@ with display.interruptible():  # torch and transformers take seconds to import
     from minimgrpo.learner import Objective
     from minimgrpo.log import LogError, RunLog
     from minimgrpo.policy import ModelError, Policy, describe
-    from minimgrpo.servers import Config, Team
+    from minimgrpo.protocol import ROLES
+    from minimgrpo.servers import Config, Team, read_trajectories
     from minimgrpo.tools import Tools
     from minimgrpo.trajectory import Trajectory
 
@@ -48,23 +52,28 @@ def open_run(root: Path, config: Config, resume: bool = False) -> Config:
     Raises LogError when a new run would go into a directory with files, and when ``resume`` finds no run there or one
     with another config.
     """
-    if resume:
-        stored = stored_config(root)
-        if differing := [name for name, value in flat(config).items() if flat(stored)[name] != value]:
-            was = ", ".join(f"{name} = {flat(stored)[name]}" for name in differing)
-            raise LogError(
-                f"{root} was started with {was}, and a resumed run keeps that: leave the flag out, or start anew"
-            )
-        return stored
-    refuse_existing(root)
+    if not resume:
+        refuse_existing(root)
+        publish_config(root, config)
+    stored = stored_config(root)
+    if differing := [name for name, value in flat(config).items() if flat(stored)[name] != value]:
+        was = ", ".join(f"{name} = {flat(stored)[name]}" for name in differing)
+        raise LogError(
+            f"{root} was started with {was}, and a resumed run keeps that: leave the flag out, or start anew"
+        )
+    return stored
+
+
+def publish_config(root: Path, config: Config) -> None:
+    """Publish ``config.json``; what another process published first stays."""
     facts = {**asdict(config), "torch": str(torch.__version__)}
-    log.publish_text(root / "config.json", json.dumps(facts, indent=1) + "\n")
-    return config
+    log.publish_first(root / "config.json", json.dumps(facts, indent=1) + "\n")
 
 
 def refuse_existing(root: Path) -> None:
     """Raise LogError when a new run has no place at ``root``."""
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+    # a process that was killed at its very start leaves a .tmp file and no run
+    if root.exists() and (not root.is_dir() or any(path.suffix != ".tmp" for path in root.iterdir())):
         raise LogError(f"{root} exists: continue that run with --resume, or choose another name for this one")
 
 
@@ -99,16 +108,31 @@ def train(team: Team, first: int = 1) -> Iterator[tuple[int, list[Trajectory], l
     """Do the steps from ``first`` (``team.resume() + 1``) on -> step, both roles' trajectories, what was measured."""
     for step in range(first, team.config.steps + 1):
         started = time.perf_counter()
-        planned, executed, learned = team.step(step)
-        measured = learned | team_metrics(team, planned, executed)
-        measured["seconds"] = time.perf_counter() - started
-        log.publish_text(metrics_file(team.log.root, step), json.dumps(measured) + "\n")
-        yield step, planned, executed, measured
+        planned, executed, _ = team.step(step)
+        seconds = time.perf_counter() - started
+        yield step, planned, executed, measured(team.log, team.config, team.planner.questions, step, seconds)
 
 
-def team_metrics(team: Team, planned: list[Trajectory], executed: list[Trajectory]) -> dict:
+def measured(run_log: RunLog, config: Config, questions: list, step: int, seconds: float = 0.0) -> dict:
+    """What a complete step measured, from its log: ``team_metrics``, and what each role's update measured.
+
+    Publishes it, so that the ``seconds`` are kept. With staleness the executor's update of a step is of an earlier one.
+    """
+    path = metrics_file(run_log.root, step)
+    both = [read_trajectories(run_log.trajectories(role, step)) for role in ROLES]  # also to find damage now
+    if not path.exists():
+        updates = {role: config.updates(role, step) for role in ROLES}
+        facts: dict = {"step": step, "seconds": seconds}
+        facts |= {role: log.read(run_log.metrics(role, n))[0] for role, n in updates.items() if n}
+        facts["rollout_seconds"] = facts["planner"]["play_seconds"]
+        facts |= team_metrics(questions, *both)
+        log.publish_text(path, json.dumps(facts) + "\n")
+    return log.read(path)[0]
+
+
+def team_metrics(questions: list, planned: list[Trajectory], executed: list[Trajectory]) -> dict:
     """``metrics.team`` and, for each role, the share of groups without signal and the mean surprise of its tokens."""
-    measured = metrics.team(team.planner.questions, planned, executed)
+    measured = metrics.team(questions, planned, executed)
     for role, trajectories in (("planner", planned), ("executor", executed)):
         measured[f"{role}_flat"] = flat_share(trajectories)
         tokens = sum(t.sampled for t in trajectories)
@@ -138,18 +162,8 @@ def resumed(team: Team) -> list[dict]:
     The log is read as well, so that damage shows now and not after hours. A step that was stopped before it could write
     what it measured is measured from its log.
     """
-    try:
-        done = team.resume()
-    except ModelError as error:
-        advice = "if it is damaged, delete its checkpoint's folder and --resume continues from the one before"
-        raise ModelError(f"{error}; {advice}") from None
-    past = []
-    for step in range(1, done + 1):
-        path, both = metrics_file(team.log.root, step), (team.planner.published(step), team.executor.published(step))
-        if not path.exists():
-            log.publish_text(path, json.dumps({"step": step, "seconds": 0.0, **team_metrics(team, *both)}) + "\n")
-        past += log.read(path)
-    return past
+    steps = range(1, team.resume() + 1)
+    return [measured(team.log, team.config, team.planner.questions, step) for step in steps]
 
 
 # ---------------------------------------------------------------------------------------------------- the commands
@@ -253,20 +267,29 @@ def guarded(run: Callable[[], None], root: Path, command: str) -> int:
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="minimgrpo.train", description="Train a planner and an executor together with M-GRPO.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
+    parser.add_argument("--decoupled", action="store_true", help="planner and executor as two processes")
     args = parser.parse_args(argv)
+    command = f"python -m minimgrpo.train {shlex.quote(str(args.run))}{' --decoupled' * args.decoupled} --resume"
 
     def run() -> None:
         started = time.perf_counter()
         screen = display.console()
-        team = load_team(args.run, chosen_config(parser, args, args.run), args.resume)
-        seen, steps = resumed(team), team.config.steps
-        with display.Progress(screen, steps, team.config.d_max, seen) as progress:
-            for *_, measured in train(team, len(seen) + 1):
-                progress.update(measured)
-        seconds = time.perf_counter() - started
-        print(f"{seconds:.0f} s. All {steps} steps are done; the log and both adapters are in {args.run}")
+        config = chosen_config(parser, args, args.run)
+        if args.decoupled:
+            from minimgrpo import server  # it imports this module
 
-    return guarded(run, args.run, f"python -m minimgrpo.train {shlex.quote(str(args.run))} --resume")
+            server.run_both(screen, args.run, config, args.resume, command)
+        else:
+            team = load_team(args.run, config, args.resume)
+            with log.owned(args.run, "planner"), log.owned(args.run, "executor"):
+                seen = resumed(team)
+                with display.Progress(screen, config.steps, config.d_max, seen) as progress:
+                    for *_, facts in train(team, len(seen) + 1):
+                        progress.update(facts)
+        seconds = time.perf_counter() - started
+        print(f"{seconds:.0f} s. All {config.steps} steps are done; the log and both adapters are in {args.run}")
+
+    return guarded(run, args.run, command)
 
 
 if __name__ == "__main__":

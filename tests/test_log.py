@@ -46,7 +46,10 @@ def test_no_rows_are_a_file_too(tmp_path):
 
 def test_a_published_file_never_changes(tmp_path):
     log.publish(tmp_path / "rows.jsonl", ROWS)
-    log.publish(tmp_path / "rows.jsonl", [{"other": 1}])
+    log.publish(tmp_path / "rows.jsonl", ROWS)  # as a server does that was killed
+    with pytest.raises(LogError, match=r"rows\.jsonl was published by an earlier attempt"):
+        log.publish(tmp_path / "rows.jsonl", [{"other": 1}])
+    log.publish_text(tmp_path / "rows.jsonl", "other")
     assert log.read(tmp_path / "rows.jsonl") == ROWS
 
 

@@ -24,6 +24,7 @@ from minimgrpo.log import LogError, RunLog
 from minimgrpo.policy import ModelError, Policy
 from minimgrpo.protocol import Call, Malformed, Result
 from minimgrpo.servers import Config, ExecutorServer, PlannerServer, Team
+from minimgrpo.storm import contents as files
 from minimgrpo.tools import Tools
 from minimgrpo.trajectory import Trajectory
 
@@ -79,10 +80,6 @@ def run(new_team, tmp_path_factory):
         if step == 3:
             shutil.copytree(folder / "run", folder / "after-3")
     return {"root": folder / "run", "after 3": folder / "after-3", "results": results, "team": team}
-
-
-def files(root):
-    return {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
 
 
 # ------------------------------------------------------------------------------------------------- killed and continued
@@ -214,6 +211,7 @@ def test_every_file_of_a_run_is_one_of_the_documented_ones(run):
     names = files(run["root"])
     expected = {f"{role}/step-{step:06d}.jsonl" for role in ("planner", "executor", "outcomes") for step in range(1, 5)}
     parts = ("adapter_config.json", "adapter_model.safetensors", "learner.json", "optimizer.pt")
+    expected |= {f"{role}/metrics-{step:06d}.json" for role in ("planner", "executor") for step in range(1, 5)}
     for role in ("planner", "executor"):  # the last two are kept
         expected |= {f"{role}/checkpoint-{step:06d}/{part}" for step in (3, 4) for part in parts}
     mail = {name for name in names if name.startswith("mail/")}
@@ -275,7 +273,7 @@ def test_no_gold_answer_is_in_any_file_of_a_run_nor_shown_to_the_expert(new_team
 
     new_team(tmp_path / "run", questions, expert=Spy()).step(1)
     assert shown and not [text for text in shown if "GOLD" in text]
-    assert not [name for name, content in files(tmp_path / "run").items() if b"GOLD" in content]
+    assert not [p for p in (tmp_path / "run").rglob("*") if p.is_file() and b"GOLD" in p.read_bytes()]
 
 
 # ----------------------------------------------------------------------------------------------- rewards and advantages
