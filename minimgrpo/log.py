@@ -96,7 +96,7 @@ def publish_text(path: Path, text: str) -> None:
     """Publish a text file in one rename; a published file is left as it is."""
     if path.exists():
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent)
     temporary = path.with_name(path.name + ".tmp")
     _write(temporary, text)
     os.replace(temporary, path)
@@ -105,7 +105,7 @@ def publish_text(path: Path, text: str) -> None:
 
 def publish_first(path: Path, text: str) -> None:
     """Publish a text file that has several writers: the first one's stays."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     _write(temporary, text)
     try:
@@ -123,14 +123,16 @@ def publish_folder(path: Path, write) -> None:
     """Publish a folder: ``write(temporary_folder)`` fills it, then one rename."""
     if path.exists():
         return
+    _make_folder(path.parent)
     temporary = path.with_name(path.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    temporary.mkdir()
     write(temporary)
     for file in temporary.rglob("*"):
         if file.is_file():
             with open(file, "rb") as handle:
                 os.fsync(handle.fileno())
+    _sync_folder(temporary)
     os.rename(temporary, path)
     _sync_folder(path.parent)
 
@@ -142,8 +144,15 @@ def _write(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
+def _make_folder(folder: Path) -> None:
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in new:
+        _sync_folder(path.parent)
+
+
 def _sync_folder(folder: Path) -> None:
-    """The rename itself must reach the disk too (where the system can sync a folder)."""
+    """New names in a folder must reach the disk too (where the system can sync a folder)."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         os.fsync(handle)
