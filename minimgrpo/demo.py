@@ -44,15 +44,16 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{root} is finished: nothing is left to do.")
             return show(screen, read_summary(root))
         config = train.chosen_config(parser, args, root, Config(**QUICK) if quick else Config())
-        demo(screen, root, config, args.resume, args.quick)
+        team = train.load_team(root, config, args.resume)
+        with log.owned(root, "planner"), log.owned(root, "executor"):
+            demo(screen, team, args.quick)
 
     return train.guarded(run, root, f"python -m minimgrpo.demo{quick} --resume --out {shlex.quote(str(root))}")
 
 
-def demo(screen, root: Path, config: Config, resume: bool, quick: bool) -> None:
+def demo(screen, team: Team, quick: bool) -> None:
     """Evaluate, train, evaluate, show, write. What a stopped run has done already is read instead."""
-    started = time.perf_counter()
-    team = train.load_team(root, config, resume)
+    started, root, config = time.perf_counter(), team.log.root, team.config
     questions = held_out(root, quick)
 
     before, sampled_before = examined(team, questions, "before")  # the adapters are fresh: they change nothing yet

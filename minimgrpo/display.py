@@ -155,6 +155,38 @@ class Progress:
         return Panel(Group(top, Text(), lines), title="M-GRPO", title_align="left", expand=False)
 
 
+class Line:
+    """What a process is doing, in one line: rewritten in place in a terminal, now and then a new one elsewhere."""
+
+    EVERY = 60  # seconds between two lines of a state that is not worth one of its own
+
+    def __init__(self, screen: Console):
+        self.screen, self.last, self.shown = screen, "", -self.EVERY
+        self.live = Live(console=screen, auto_refresh=False, transient=True) if screen.is_terminal else None
+
+    def __enter__(self) -> Line:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.live:
+            self.live.stop()
+
+    def state(self, text: str) -> None:
+        """Show a state that passes, such as waiting."""
+        if self.live and text != self.last:
+            self.live.update(Text(text, overflow="ellipsis", no_wrap=True), refresh=True)
+        elif not self.live and time.monotonic() - self.shown >= self.EVERY:
+            self.screen.print(Text(text))
+            self.shown = time.monotonic()
+        self.last = text
+
+    def keep(self, text: str) -> None:
+        """Print a line that stays."""
+        self.screen.print(Text(text))
+
+
 def _share(value: float | None) -> str:
     """
     >>> _share(0.256), _share(1.0), _share(None)

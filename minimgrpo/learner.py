@@ -9,6 +9,7 @@ and LoRA's, stays off in an update too: else the ratio of the very same weights 
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import math
@@ -22,6 +23,8 @@ import torch
 from minimgrpo import grpo
 from minimgrpo.policy import ModelError, Policy
 from minimgrpo.trajectory import Trajectory
+
+SAVED = ("adapter_model.safetensors", "optimizer.pt")
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,10 @@ class Objective:
     "gradients longer than this are shortened to it"
     tokens: int = 2048
     "padded tokens in a micro-batch: few stay in a CPU's cache (1.4 times faster than 12,288) and bound the memory"
+
+
+class Damaged(ModelError):
+    """A checkpoint is not what was saved."""
 
 
 class Learner:
@@ -137,20 +144,28 @@ class Learner:
     # ---------------------------------------------------------------------------------------------- checkpoints
 
     def save(self, folder: Path) -> None:
-        """Write adapter, optimizer and version into ``folder``."""
+        """Write adapter, optimizer, version and checksums into ``folder``."""
         self.policy.save_adapter(self.role, folder)
         content = io.BytesIO()  # torch.save to a file would turn a full disk into a RuntimeError
         torch.save(self.optimizer.state_dict(), content)
         (folder / "optimizer.pt").write_bytes(content.getvalue())
-        (folder / "learner.json").write_text(json.dumps({"role": self.role, "version": self.version}), encoding="utf-8")
+        facts = {"role": self.role, "version": self.version, "sha256": {name: _sha256(folder / name) for name in SAVED}}
+        (folder / "learner.json").write_text(json.dumps(facts), encoding="utf-8")
 
     def load(self, folder: Path) -> None:
-        """Continue from what ``save`` wrote. Raises ModelError when it is damaged."""
-        self.policy.load_adapter(self.role, folder)
+        """Continue from what ``save`` wrote. Raises Damaged when it is not that any more; nothing is changed then."""
         try:
-            self.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
-            self.version = json.loads((folder / "learner.json").read_text(encoding="utf-8"))["version"]
-        except (OSError, ValueError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            raise ModelError(
-                f"the checkpoint {folder} is damaged ({error}): put back a copy of it, or start a new run"
-            ) from None
+            facts = json.loads((folder / "learner.json").read_text(encoding="utf-8"))
+            for name in SAVED:  # neither safetensors nor torch.load would notice a wrong byte among the numbers
+                if _sha256(folder / name) != facts["sha256"][name]:
+                    raise ValueError(f"{name} is not what was saved")
+            version, optimizer = facts["version"], torch.load(folder / "optimizer.pt", weights_only=True)
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise Damaged(f"the checkpoint {folder} is damaged ({error})") from None
+        self.policy.load_adapter(self.role, folder)
+        self.optimizer.load_state_dict(optimizer)
+        self.version = version
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,16 +1,18 @@
 """The trajectory log: plain files that stand in for the wires between decoupled servers.
 
 Every file has one writer and is published once: written to a temporary name, flushed to disk, renamed into place; after
-that it never changes. So no locks are needed, it works on a network disk, and a reader sees a whole file or none.
-(A name that ends in ``.tmp`` was being written when its writer was killed: nobody reads it.)
+that it never changes. So it works without locks, on a network disk too, and a reader sees a whole file or none. (Each
+server holds ``RUN/<role>/lock`` all the same, so that nobody starts a second one of its role by mistake. A name that
+ends in ``.tmp`` was being written when its writer was killed: nobody reads it.)
 
-    RUN/config.json                                    what the run was started with
+    RUN/config.json                                    what the run was started with; whoever starts first publishes it
     RUN/mail/step-000012/turn-1.requests.jsonl         the planner's sub-tasks of one turn
     RUN/mail/step-000012/turn-1.reports.jsonl          the executor's reports, in the same order
     RUN/outcomes/step-000012.jsonl                     one scalar per rollout: was the planner right?
     RUN/planner/step-000012.jsonl, RUN/executor/...    the trajectories, one a line
+    RUN/executor/turns/step-000012.turn-1.jsonl        the executor's of one turn, not rewarded yet; removed afterwards
     RUN/<role>/metrics.jsonl                           what the role's steps measured, one step a line (docs/metrics.md)
-    RUN/<role>/checkpoint-000012/                      adapter (PEFT's format), optimizer, the number of updates
+    RUN/<role>/checkpoint-000012/                      adapter (PEFT's format), optimizer, checksums; the last two
     RUN/evaluation/before-sampled.jsonl, ...           the demo's attempts at the test questions, one rollout a line
 
 Only ``metrics.jsonl`` grows. The server of its role replaces it whole, by a rename as well, after a step's update and
@@ -18,15 +20,18 @@ before that step's checkpoint. So a checkpoint never lacks its line, and a step 
 replaces its own line: every step has exactly one. Wall-clock figures (names with "second") are in this file of the
 log alone; everything else in the log repeats bit for bit.
 
+Only the mail and the outcomes cross from one server to the other: text and one scalar per rollout (``traffic``).
 ``datasets.load_dataset("json", data_files="RUN/planner/step-*.jsonl")`` reads the trajectories.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from minimgrpo.protocol import ROLES
@@ -67,71 +72,120 @@ class RunLog:
         """``kind`` is "requests" or "reports"."""
         return self.root / "mail" / f"step-{step:06d}" / f"turn-{turn}.{kind}.jsonl"
 
+    def turn(self, step: int, turn: int) -> Path:
+        """What the executor did in a turn of a step that is not settled yet."""
+        return self.root / "executor" / "turns" / f"step-{step:06d}.turn-{turn}.jsonl"
+
     def checkpoint(self, role: str, step: int) -> Path:
         """The state after ``step`` updates of ``role``."""
         return self.root / role / f"checkpoint-{step:06d}"
 
+    def checkpoints(self, role: str) -> list[int]:
+        """The published checkpoints, newest first, each by its number of updates."""
+        found = (self.root / role).glob("checkpoint-" + 6 * "[0-9]")
+        return sorted((int(path.name.partition("-")[2]) for path in found), reverse=True)
+
     def last_checkpoint(self, role: str) -> int | None:
         """The number of updates in the newest published checkpoint, None when there is none."""
-        found = [int(p.name.partition("-")[2]) for p in (self.root / role).glob("checkpoint-??????")]
-        return max(found, default=None)
+        return max(self.checkpoints(role), default=None)
+
+    def traffic(self) -> dict[str, int]:
+        """The bytes that have crossed between planner and executor: "requests", "reports", "outcomes"."""
+        patterns = {kind: f"mail/step-*/turn-*.{kind}.jsonl" for kind in ("requests", "reports")}
+        patterns["outcomes"] = "outcomes/step-*.jsonl"
+        return {kind: sum(p.stat().st_size for p in self.root.glob(pattern)) for kind, pattern in patterns.items()}
 
 
-def publish(path: Path, rows: Iterable[dict], sync: bool = True) -> None:
-    """Write one JSON line per row and publish the file; a published file is left as it is."""
-    publish_text(path, _lines(rows), sync)
+def publish(path: Path, rows: Iterable[dict]) -> None:
+    """Write one JSON line per row and publish the file. A published file is left as it is.
+
+
+    A server that was killed makes its step again with the same random numbers, and so comes to the same files. Raises
+    LogError when the file stands there and says something else.
+    """
+    text = _lines(rows)
+    if not path.exists():
+        publish_text(path, text)
+    elif path.read_bytes() != text.encode():
+        raise LogError(
+            f"{path} was published by an earlier attempt at this step, and this attempt differs: continue the run as "
+            "it was started (machine, libraries, threads), or start a new run"
+        )
+
+
+def publish_text(path: Path, text: str) -> None:
+    """Publish a text file in one rename; a published file is left as it is."""
+    if not path.exists():
+        _put(path, text)
 
 
 def replace(path: Path, rows: Iterable[dict]) -> None:
     """Publish a file in the place of the one that its writer published before: a reader sees either, and it whole."""
-    _write(path, _lines(rows), sync=True)
-
-
-def publish_text(path: Path, text: str, sync: bool = True) -> None:
-    """Publish a text file in one rename.
-
-    ``sync=False`` does not wait for the disk: whole or absent for every reader and after any kill, but a power cut may
-    lose it. Mail is published so, since a step that lacks its trajectories is rolled out again anyway.
-    """
-    if not path.exists():
-        _write(path, text, sync)
+    _put(path, _lines(rows))
 
 
 def _lines(rows: Iterable[dict]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def _write(path: Path, text: str, sync: bool) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _put(path: Path, text: str) -> None:
+    _make_folder(path.parent)
     temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
+    _write(temporary, text)
     os.replace(temporary, path)
-    if sync:
-        _sync_folder(path.parent)
+    _sync_folder(path.parent)
+
+
+def publish_first(path: Path, text: str) -> None:
+    """Publish a text file that has several writers: the first one's stays."""
+    _make_folder(path.parent)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    _write(temporary, text)
+    try:
+        os.link(temporary, path)  # unlike a rename it fails where a file is
+    except FileExistsError:
+        pass
+    except OSError:  # a disk without hard links
+        if not path.exists():
+            os.replace(temporary, path)
+    temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
 
 
 def publish_folder(path: Path, write) -> None:
     """Publish a folder: ``write(temporary_folder)`` fills it, then one rename."""
     if path.exists():
         return
+    _make_folder(path.parent)
     temporary = path.with_name(path.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    temporary.mkdir()
     write(temporary)
     for file in temporary.rglob("*"):
         if file.is_file():
             with open(file, "rb") as handle:
                 os.fsync(handle.fileno())
+    _sync_folder(temporary)
     os.rename(temporary, path)
     _sync_folder(path.parent)
 
 
+def _write(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _make_folder(folder: Path) -> None:
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in new:
+        _sync_folder(path.parent)
+
+
 def _sync_folder(folder: Path) -> None:
-    """The rename itself must reach the disk too (where the system can sync a folder)."""
+    """New names in a folder must reach the disk too (where the system can sync a folder)."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         os.fsync(handle)
@@ -204,3 +258,47 @@ def _decoded(path: Path, decode, mend: str) -> list:
         raise
     except (ValueError, TypeError, KeyError, AttributeError) as error:  # what JSON of another shape makes decode raise
         raise LogError(f"{path} is damaged ({error}): {mend}") from None
+
+
+def first(*paths: Path) -> Path | None:
+    """The first of ``paths`` that is published, None when none is."""
+    return next((path for path in paths if path.exists()), None)
+
+
+@contextlib.contextmanager
+def owned(root: Path, role: str) -> Iterator[None]:
+    """Be the one server of ``role`` in the run while the block runs. Raises LogError when there is another one.
+
+    The lock is the operating system's and ends with its process, however that ends; the file that stays is no lock.
+    """
+    path = root / role / "lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+", encoding="utf-8") as file:
+        try:
+            _lock(file)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
+                print(f"{root} is on a disk without locks: take care to start no second {role}")
+            else:
+                file.seek(0)
+                raise LogError(
+                    f"another {role} (process {file.read().strip() or 'unknown'}) is at work on {root}: "
+                    "stop that one first, or let it do the work"
+                ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def _lock(file) -> None:
+    """Lock an open file or raise OSError."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        import msvcrt
+
+        file.seek(1 << 20)  # beyond the text: a locked byte cannot be read there
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

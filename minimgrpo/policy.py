@@ -21,6 +21,7 @@ import contextlib
 import json
 import logging
 import os
+import random
 import warnings
 from pathlib import Path
 from types import MethodType
@@ -70,7 +71,8 @@ class Policy:
         """Load ``name`` ("atlas-lm", a folder, or a hub name) with fresh adapters for ``roles``.
 
         ``quantize`` is "nf4", "int8" or "none". The adapters start as zero changes to the base (``B = 0``); ``seed``
-        draws their ``A``. ``fused=None`` decides by size. Raises ModelError when the model cannot be had or used.
+        and its role draw an adapter's ``A``. ``fused=None`` decides by size. Raises ModelError when the model cannot
+        be had or used.
         """
         quiet()
         from peft import LoraConfig, get_peft_model
@@ -95,11 +97,14 @@ class Policy:
             fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in model.modules()),
             task_type="CAUSAL_LM",
         )
+        wrapped = None
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            wrapped = get_peft_model(model, config, adapter_name=roles[0])
-            for role in roles[1:]:
-                wrapped.add_adapter(role, config)
+            for role in roles:  # a role's A depends on seed and role, not on who else is loaded
+                torch.manual_seed(random.Random(f"{seed} {role}").getrandbits(60))
+                if wrapped is None:
+                    wrapped = get_peft_model(model, config, adapter_name=role)
+                else:
+                    wrapped.add_adapter(role, config)
         wrapped.set_adapter(roles[0])
         if fused is None:
             fused = dropout == 0 and sum(p.numel() for p in model.parameters()) < FUSED_BELOW

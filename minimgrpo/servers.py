@@ -2,10 +2,20 @@
 
 A step: the planner rolls out K attempts at each question, handing sub-tasks to the executor (mail files both ways); it
 publishes one scalar per rollout (the outcome); each side rewards, normalises and publishes its own trajectories; then
-each updates its own adapter and publishes a checkpoint. Text and scalars cross, gradients never do.
+each updates its own adapter from them and publishes a checkpoint. Text and scalars cross, gradients never do.
 
-Both trajectory files are published before either adapter moves. So a run killed anywhere resumes exactly: if a step's
-files exist they are trained on as they are, else the step is rolled out again with the same random numbers.
+The servers meet in the log (``minimgrpo.log``) and nowhere else, so it does not matter whether they are one process
+(``Team``) or two (``minimgrpo.server``). They differ only in what they do where a file of the other is not there yet:
+``wait``. Two processes sleep until it is; in one process the planner lets the executor make it.
+
+A server that is killed continues from its last checkpoint. Updates are made from the published trajectories. A step
+whose trajectories are not published is played again with the same random numbers: the planner comes to the same
+sub-tasks and finds them answered, the executor keeps the turns that it has published. Nothing is lost, nothing is
+trained on twice, and on a CPU every file is the same to the bit.
+
+With ``staleness`` n > 0 the executor makes the update from step k only after it has served step k + n (the last n
+updates come at the end), so its trajectories are n versions old when it learns from them and the importance ratio has
+something to correct. The paper's figure 8 compares this with the synchronised n = 0.
 """
 
 from __future__ import annotations
@@ -13,6 +23,7 @@ from __future__ import annotations
 import random
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -23,9 +34,9 @@ from minimgrpo.agents import Limits, SubTask, generator
 from minimgrpo.alignment import align
 from minimgrpo.experts import Expert, Rubric
 from minimgrpo.grpo import AVERAGES, RATIOS, group_advantages
-from minimgrpo.learner import Learner, Objective
-from minimgrpo.log import RunLog
-from minimgrpo.policy import Policy
+from minimgrpo.learner import Damaged, Learner, Objective
+from minimgrpo.log import LogError, RunLog
+from minimgrpo.policy import ModelError, Policy
 from minimgrpo.rewards import executor_reward, planner_reward
 from minimgrpo.scorer import gaia_score
 from minimgrpo.tools import ToolResult, Tools
@@ -59,7 +70,9 @@ class Config:
     decay: float = 0.5
     "from this part of the run on the learning rate falls, linearly, to a tenth"
     threads: int = 2
-    "CPU threads (float sums depend on it, so a resumed run keeps it)"
+    "CPU threads of a process (float sums depend on it, so a resumed run keeps it)"
+    staleness: int = 0
+    "steps that the executor serves before it learns from one (0: synchronised)"
     objective: Objective = field(default_factory=Objective)
     limits: Limits = field(default_factory=Limits)
 
@@ -74,6 +87,7 @@ class Config:
             (self.rank < 1, f"the LoRA rank must be at least 1, not {self.rank}"),
             (not 0 < o.lr < 1, f"the learning rate must lie between 0 and 1, not {o.lr}"),
             (self.threads < 1, f"at least 1 thread, not {self.threads}"),
+            (self.staleness < 0, f"staleness cannot be negative: {self.staleness}"),
             (not 0 <= self.decay <= 1, f"decay is a part of the run, 0 to 1, not {self.decay}"),
             (o.ratio not in RATIOS, f"ratio is {' or '.join(RATIOS)}, not {o.ratio!r}"),
             (o.average not in AVERAGES, f"average is {' or '.join(AVERAGES)}, not {o.average!r}"),
@@ -94,6 +108,21 @@ class Config:
         falling = max(0.0, (step - start) / max(1.0, self.steps - start))
         return self.objective.lr * (1 - 0.9 * min(1.0, falling))
 
+    def updates(self, role: str, step: int) -> int:
+        """How many updates ``role`` has made at the end of ``step``, and so the version that plays the next step.
+
+        >>> [Config(steps=5, staleness=2).updates("executor", step) for step in range(6)]
+        [0, 0, 0, 1, 2, 5]
+        """
+        late = self.staleness if role == "executor" and step < self.steps else 0
+        return max(0, step - late)
+
+
+OUTCOME = ("question_id", "rollout", "correct")
+
+Wait = Callable[..., Path]
+"""``wait(*paths)`` returns the first of these files of the other server that is published, once one is."""
+
 
 class Server:
     """What both servers have: a role's learner, its trajectory files, its metrics, its checkpoints."""
@@ -104,7 +133,31 @@ class Server:
         self.config, self.policy, self.log = config, policy, run_log
         self.learner = Learner(policy, self.role, config.objective, config.temperature)
         self.rows: dict[int, dict] = {}  # step -> its line of metrics.jsonl
-        self.sample_seconds: float | None = None  # of the current step; None: not sampled by this process
+        self.sample_seconds: dict[int, float] = {}  # step -> what sampling it took this process
+
+    def play(self, step: int, wait: Wait) -> list[Trajectory]:
+        """Play the step, unless its trajectories are published already -> these."""
+        if self.due(step):
+            self.publish(step, self.make(step, wait))
+        return self.published(step)
+
+    def due(self, step: int) -> bool:
+        """Whether the step is still to be played; if so the adapter has the version for it.
+
+        Raises LogError when it is beyond that version.
+        """
+        if self.has(step):
+            return False
+        version = self.config.updates(self.role, step - 1)
+        self.learn(version)  # nothing to do but after a checkpoint was lost
+        if self.learner.version != version:
+            path = self.log.trajectories(self.role, step)
+            raise LogError(f"{path} is missing from a run that went on from it: put back a copy, or start a new run")
+        return True
+
+    def has(self, step: int) -> bool:
+        """Whether the step's trajectories are published."""
+        return self.log.trajectories(self.role, step).exists()
 
     def publish(self, step: int, trajectories: list[Trajectory]) -> None:
         """Publish the step's trajectories, rewarded and weighted."""
@@ -116,36 +169,80 @@ class Server:
         """Read them back."""
         return log.read_trajectories(self.log.trajectories(self.role, step))
 
-    def learn(self, step: int, trajectories: list[Trajectory]) -> None:
-        """Update the adapter, then publish what the step measured and the checkpoint; the one before the last goes."""
-        learned = self.learner.update(trajectories, self.config.lr(step))
-        self.rows = {n: row for n, row in self.rows.items() if n < step}
-        self.rows[step] = self.row(step, trajectories, learned)
-        self.sample_seconds = None
-        log.replace(self.log.metrics(self.role), self.rows.values())  # before the checkpoint: none lacks its line
-        log.publish_folder(self.log.checkpoint(self.role, step), self.learner.save)
-        shutil.rmtree(self.log.checkpoint(self.role, step - 2), ignore_errors=True)
+    def learn(self, version: int) -> None:
+        """Make the updates up to ``version`` that are not made yet, each from its step's published trajectories.
+
+        Publishes what each step measured, then its checkpoint, and drops the checkpoints before the last two.
+        """
+        for step in range(self.learner.version + 1, version + 1):
+            trajectories = self.published(step)
+            learned = self.learner.update(trajectories, self.config.lr(step))
+            self.rows = {n: row for n, row in self.rows.items() if n < step}
+            self.rows[step] = self.row(step, trajectories, learned)
+            log.replace(self.log.metrics(self.role), self.rows.values())  # before the checkpoint: none lacks its line
+            log.publish_folder(self.log.checkpoint(self.role, step), self.learner.save)
+            self._drop_old_checkpoints()
 
     def row(self, step: int, trajectories: list[Trajectory], learned: dict) -> dict:
         """The step's line of ``metrics.jsonl``."""
-        return metrics.row(self.role, step, trajectories, learned, self.sample_seconds) | self.own(step, trajectories)
+        shared = metrics.row(self.role, step, trajectories, learned, self.sample_seconds.get(step))
+        return shared | self.own(step, trajectories)
 
     def own(self, step: int, trajectories: list[Trajectory]) -> dict:
         """What only this role measures."""
         raise NotImplementedError
 
-    def resume(self) -> int:
-        """Load the newest checkpoint -> the number of updates done.
+    def measured(self, step: int) -> dict:
+        """The step's line; with staleness the executor's update from it may be still to come, and is left out then."""
+        return self.rows[step] if step in self.rows else self.row(step, self.published(step), {})
 
-        A step whose line is missing (``metrics.jsonl`` was removed) is measured again from the log.
+    def resume(self) -> int:
+        """Load the newest checkpoint that is whole -> the number of updates done.
+
+        A damaged one is dropped, and its update made again, when the state before it can be had. Raises ModelError when
+        it cannot. A step whose line is missing (``metrics.jsonl`` was removed) is measured again from the log.
         """
-        step = self.log.last_checkpoint(self.role)
-        if step is not None:
-            self.learner.load(self.log.checkpoint(self.role, step))
-        found = {row["step"]: row for row in log.read_metrics(self.log.metrics(self.role))}
+        found = self.log.checkpoints(self.role)
+        damaged = {}
+        for version in found:
+            try:
+                self.learner.load(self.log.checkpoint(self.role, version))
+                break
+            except Damaged as error:
+                damaged[version] = error
+        if damaged and len(damaged) == len(found) and found[-1] != 1:  # before the first there is the fresh adapter
+            error = damaged[found[0]]
+            raise ModelError(f"{error}, and there is no whole one before it: put back a copy, or start a new run")
+        for version, error in damaged.items():
+            print(f"{error}: the {self.role}'s update {version} is made again")
+            shutil.rmtree(self.log.checkpoint(self.role, version))
+        self._drop_old_checkpoints()
+        rows = {row["step"]: row for row in log.read_metrics(self.log.metrics(self.role))}
         done = range(1, self.learner.version + 1)
-        self.rows = {n: found[n] if n in found else self.row(n, self.published(n), {}) for n in done}
+        self.rows = {n: rows[n] if n in rows else self.row(n, self.published(n), {}) for n in done}
         return self.learner.version
+
+    def complete(self) -> int:
+        """The number of steps that are played and whose updates are made."""
+        step, version = self.learner.version, self.learner.version
+        while step < self.config.steps and self.config.updates(self.role, step + 1) <= version and self.has(step + 1):
+            step += 1
+        return step
+
+    def _drop_old_checkpoints(self) -> None:
+        """Keep the last two. All others go, so that one whose removal was interrupted goes too."""
+        for version in self.log.checkpoints(self.role)[2:]:
+            shutil.rmtree(self.log.checkpoint(self.role, version), ignore_errors=True)
+
+
+def rows(path: Path, make: Callable[[dict], object]) -> list:
+    """``make(row)`` of each row of a published file. Raises LogError when it is missing or damaged."""
+    try:
+        return [make(row) for row in log.read(path)]
+    except (ValueError, TypeError, KeyError) as error:
+        if isinstance(error, LogError):
+            raise
+        raise LogError(f"{path} is damaged ({error}): put back a copy of it, or start a new run") from None
 
 
 class PlannerServer(Server):
@@ -156,6 +253,19 @@ class PlannerServer(Server):
     def __init__(self, config: Config, policy: Policy, run_log: RunLog, questions: list):
         super().__init__(config, policy, run_log)
         self.questions = questions
+
+    def make(self, step: int, wait: Wait) -> list[Trajectory]:
+        """The step's trajectories, with the executor at the other end of the mail."""
+        return self.rollout(step, lambda turn, sub_tasks: self.delegate(step, turn, sub_tasks, wait))
+
+    def delegate(self, step: int, turn: int, sub_tasks: list[SubTask], wait: Wait) -> list[ToolResult]:
+        """Publish one turn's sub-tasks, wait for their reports."""
+        log.publish(self.log.mail(step, turn, "requests"), (asdict(s) for s in sub_tasks))
+        path = wait(self.log.mail(step, turn, "reports"))
+        reports = rows(path, lambda row: ToolResult(**row))
+        if len(reports) != len(sub_tasks):
+            raise LogError(f"{path} has {len(reports)} reports of {len(sub_tasks)}: put back a copy of it")
+        return reports
 
     def chosen(self, step: int) -> list:
         """The step's questions, the same whenever they are asked for."""
@@ -178,17 +288,14 @@ class PlannerServer(Server):
         trajectories = agents.plan(
             self.policy, questions, config.rollouts, hand_over, config.limits, config.temperature, draws
         )
-        self.sample_seconds = time.perf_counter() - started - waited
+        self.sample_seconds[step] = time.perf_counter() - started - waited
         reward_planner(trajectories, questions)
         for start in range(0, len(trajectories), config.rollouts):
             group = trajectories[start : start + config.rollouts]
             for trajectory, advantage in zip(group, group_advantages([t.reward for t in group]).tolist(), strict=True):
                 trajectory.advantage, trajectory.policy_version = advantage, self.learner.version
-        outcomes = [
-            {"question_id": t.question_id, "rollout": t.rollout, "correct": t.reward_parts["correct"]}
-            for t in trajectories
-        ]
-        log.publish(self.log.outcomes(step), outcomes)
+        outcomes = [(t.question_id, t.rollout, t.reward_parts["correct"]) for t in trajectories]
+        log.publish(self.log.outcomes(step), (dict(zip(OUTCOME, row, strict=True)) for row in outcomes))
         return trajectories
 
     def own(self, step: int, trajectories: list[Trajectory]) -> dict:
@@ -214,25 +321,56 @@ class ExecutorServer(Server):
     ):
         super().__init__(config, policy, run_log)
         self.tools, self.expert, self.keys = tools, expert or Rubric(), keys or {}
-        self.done: list[Trajectory] = []  # of the current step
+        self.begin()
 
-    def serve(self, step: int, turn: int, sub_tasks: list[SubTask]) -> list[ToolResult]:
-        """Do one turn's sub-tasks as one batch -> their reports."""
+    def begin(self) -> None:
+        """Forget what was done of a step."""
+        self.done: list[Trajectory] = []
+        self.turn = 0
+
+    def play(self, step: int, wait: Wait) -> list[Trajectory]:
+        trajectories = super().play(step, wait)
+        shutil.rmtree(self.log.turn(step, 0).parent, ignore_errors=True)
+        return trajectories
+
+    def make(self, step: int, wait: Wait) -> list[Trajectory]:
+        """Answer the mail of the step, turn by turn, until its outcomes are published -> its trajectories."""
+        outcomes = self.log.outcomes(step)
+        while wait(self.log.mail(step, self.turn, "requests"), outcomes) != outcomes:
+            self.answer(step)
+        return self.settle(step, rows(outcomes, lambda row: {name: row[name] for name in OUTCOME}))
+
+    def answer(self, step: int) -> None:
+        """Do the next turn's sub-tasks, unless a killed server has done them, and publish their reports.
+
+        What was done is published before the reports: the planner goes by these, and a program that reads the clock,
+        or a GPU, would come to other ones the second time.
+        """
+        path = self.log.turn(step, self.turn)
+        if not path.exists():
+            sub_tasks = rows(self.log.mail(step, self.turn, "requests"), lambda row: SubTask(**row))
+            log.publish(path, (t.to_json() for t in self.serve(step, self.turn, sub_tasks)))
+        done = log.read_trajectories(path)
+        log.publish(self.log.mail(step, self.turn, "reports"), (asdict(agents.report(t)) for t in done))
+        self.done += done
+        self.turn += 1
+
+    def serve(self, step: int, turn: int, sub_tasks: list[SubTask]) -> list[Trajectory]:
+        """Do one turn's sub-tasks as one batch."""
         config, started = self.config, time.perf_counter()
         draws = generator(config.seed, step, "executor", turn)
         trajectories = agents.execute(self.policy, self.tools, sub_tasks, config.limits, config.temperature, draws)
         for trajectory in trajectories:
             trajectory.policy_version = self.learner.version
-        self.done += trajectories
-        self.sample_seconds = (self.sample_seconds or 0.0) + time.perf_counter() - started
-        return [agents.report(t) for t in trajectories]
+        self.sample_seconds[step] = self.sample_seconds.get(step, 0.0) + time.perf_counter() - started
+        return trajectories
 
     def settle(self, step: int, outcomes: list[dict]) -> list[Trajectory]:
         """Reward, align and normalise the step's trajectories, once the outcomes are known (eq. 5, 11-13)."""
         config = self.config
         correct = {(row["question_id"], row["rollout"]): row["correct"] for row in outcomes}
         trajectories = sorted(self.done, key=lambda t: (t.question_id, t.rollout, t.call))
-        self.done = []
+        self.begin()
         reward_executor(trajectories, correct, self.expert)
         for question_id in dict.fromkeys(row["question_id"] for row in outcomes):
             calls = [
@@ -286,30 +424,31 @@ class Team:
 
     def resume(self) -> int:
         """Continue a run of the same config -> the number of complete steps."""
-        return min(self.planner.resume(), self.executor.resume())
+        for server in (self.planner, self.executor):
+            server.resume()
+        return min(self.planner.complete(), self.executor.complete())
 
     def step(self, step: int) -> tuple[list[Trajectory], list[Trajectory], dict]:
-        """One step -> the planner's trajectories, the executor's, and what ``measured`` says of it."""
-        paths = [self.log.trajectories(server.role, step) for server in (self.planner, self.executor)]
-        if all(path.exists() for path in paths):
-            planned, executed = self.planner.published(step), self.executor.published(step)
-        else:
-            self.executor.done, self.executor.sample_seconds = [], None  # of an attempt that was interrupted
-            planned = self.planner.rollout(step, lambda turn, tasks: self._delegate(step, turn, tasks))
-            executed = self.executor.settle(step, log.read(self.log.outcomes(step)))
-            self.planner.publish(step, planned)
-            self.executor.publish(step, executed)
-        for server, trajectories in ((self.planner, planned), (self.executor, executed)):
-            if server.learner.version < step:  # else: killed after this role's update, before the other's
-                server.learn(step, trajectories)
+        """One step -> the planner's trajectories, the executor's, and what ``measured`` says of it.
+
+        Both trajectory files are published before either adapter moves.
+
+        Both trajectory files are published before either adapter moves.
+        """
+        self.executor.begin()  # an attempt at this step may have been interrupted
+        due = self.executor.due(step)
+
+        def have_them_made(reports: Path) -> Path:
+            if due:
+                self.executor.answer(step)
+            return reports
+
+        planned = self.planner.play(step, have_them_made)
+        executed = self.executor.play(step, log.first)
+        for server in (self.planner, self.executor):
+            server.learn(self.config.updates(server.role, step))
         return planned, executed, self.measured(step)
 
     def measured(self, step: int) -> dict:
         """Both roles' lines of ``metrics.jsonl``: {"step", "planner": {...}, "executor": {...}}."""
-        return {"step": step, **{server.role: server.rows[step] for server in (self.planner, self.executor)}}
-
-    def _delegate(self, step: int, turn: int, sub_tasks: list[SubTask]) -> list[ToolResult]:
-        log.publish(self.log.mail(step, turn, "requests"), (asdict(s) for s in sub_tasks), sync=False)
-        reports = self.executor.serve(step, turn, sub_tasks)
-        log.publish(self.log.mail(step, turn, "reports"), (asdict(r) for r in reports), sync=False)
-        return reports
+        return {"step": step, **{server.role: server.measured(step) for server in (self.planner, self.executor)}}

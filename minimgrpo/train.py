@@ -5,6 +5,9 @@ before it counts as done, so Ctrl-C is always safe and ``--resume`` goes on with
 keeps its whole configuration, its number of steps included, since the learning rate of every step depends on it.
 ``--track`` copies what the steps measure to a tracker as well (``minimgrpo.track``).
 
+With ``--decoupled`` planner and executor are two processes (``minimgrpo.server``). The run is the same to the bit, so a
+run may be started one way and resumed the other.
+
 The demo (``minimgrpo.demo``) is the same run with an evaluation before and after; it takes its flags from here.
 """
 
@@ -29,12 +32,13 @@ from minimgrpo import display
 with display.interruptible():  # torch and transformers take seconds to import
     import torch
 
-    from minimgrpo import log, tasks, track
+    from minimgrpo import log, metrics, tasks, track
     from minimgrpo.agents import Limits
     from minimgrpo.chat import ChatError
     from minimgrpo.learner import Objective
     from minimgrpo.log import LogError, RunLog
     from minimgrpo.policy import ModelError, Policy, describe
+    from minimgrpo.protocol import ROLES
     from minimgrpo.servers import Config, Team
     from minimgrpo.tools import Tools
     from minimgrpo.trajectory import Trajectory
@@ -48,23 +52,28 @@ def open_run(root: Path, config: Config, resume: bool = False) -> Config:
     Raises LogError when a new run would go into a directory with files, and when ``resume`` finds no run there or one
     with another config.
     """
-    if resume:
-        stored = stored_config(root)
-        if differing := [name for name, value in flat(config).items() if flat(stored)[name] != value]:
-            was = ", ".join(f"{name} = {flat(stored)[name]}" for name in differing)
-            raise LogError(
-                f"{root} was started with {was}, and a resumed run keeps that: leave the flag out, or start anew"
-            )
-        return stored
-    refuse_existing(root)
+    if not resume:
+        refuse_existing(root)
+        publish_config(root, config)
+    stored = stored_config(root)
+    if differing := [name for name, value in flat(config).items() if flat(stored)[name] != value]:
+        was = ", ".join(f"{name} = {flat(stored)[name]}" for name in differing)
+        raise LogError(
+            f"{root} was started with {was}, and a resumed run keeps that: leave the flag out, or start anew"
+        )
+    return stored
+
+
+def publish_config(root: Path, config: Config) -> None:
+    """Publish ``config.json``; what another process published first stays."""
     facts = {**asdict(config), "torch": str(torch.__version__)}
-    log.publish_text(root / "config.json", json.dumps(facts, indent=1) + "\n")
-    return config
+    log.publish_first(root / "config.json", json.dumps(facts, indent=1) + "\n")
 
 
 def refuse_existing(root: Path) -> None:
     """Raise LogError when a new run has no place at ``root``."""
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+    # a process that was killed at its very start leaves a .tmp file and no run
+    if root.exists() and (not root.is_dir() or any(path.suffix != ".tmp" for path in root.iterdir())):
         raise LogError(f"{root} exists: continue that run with --resume, or choose another name for this one")
 
 
@@ -100,16 +109,28 @@ def train(team: Team, first: int = 1) -> Iterator[tuple[int, list[Trajectory], l
         yield step, *team.step(step)
 
 
+def measured(run_log: RunLog, questions: list, step: int) -> dict:
+    """What ``team.step`` says of a complete step, from the log of servers that are other processes.
+
+    With staleness the executor's line is there only after its update, and is made here without it until then.
+    """
+    found = {"step": step}
+    for role in ROLES:
+        rows = [row for row in log.read_metrics(run_log.metrics(role)) if row["step"] == step]
+        trajectories = log.read_trajectories(run_log.trajectories(role, step))  # also to find damage now
+        found[role] = rows[0] if rows else metrics.row(role, step, trajectories, {}, None)
+        if not rows:
+            outcomes = log.read(run_log.outcomes(step))
+            found[role] |= metrics.executor(trajectories, outcomes, metrics.keys(questions))
+    return found
+
+
 def resumed(team: Team) -> list[dict]:
     """Load the newest checkpoints -> what each complete step measured; none of a new run.
 
     The log is read as well, so that damage shows now and not after hours.
     """
-    try:
-        done = team.resume()
-    except ModelError as error:
-        advice = "if it is damaged, delete its checkpoint's folder and --resume continues from the one before"
-        raise ModelError(f"{error}; {advice}") from None
+    done = team.resume()
     for step in range(1, done + 1):
         for server in (team.planner, team.executor):
             server.published(step)
@@ -213,28 +234,35 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="minimgrpo.train", description="Train a planner and an executor together with M-GRPO.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
     parser.add_argument("--track", choices=track.MODULES, help="send what the steps measure to this tracker as well")
+    parser.add_argument("--decoupled", action="store_true", help="planner and executor as two processes")
     args = parser.parse_args(argv)
     if args.track and (problem := track.missing(args.track)):
         parser.error(problem)
+    command = f"python -m minimgrpo.train {shlex.quote(str(args.run))}{' --decoupled' * args.decoupled} --resume"
 
     def run() -> None:
         started = time.perf_counter()
         screen = display.console()
-        team = load_team(args.run, chosen_config(parser, args, args.run), args.resume)
-        seen, steps = resumed(team), team.config.steps
-        with (
-            track.tracker(args.track, args.run, flat(team.config)) as tell,
-            display.Progress(screen, steps, team.config.d_max, seen) as progress,
-        ):
-            for measured in seen:
-                tell(measured)
-            for *_, measured in train(team, len(seen) + 1):
-                progress.update(measured)
-                tell(measured)
-        seconds = time.perf_counter() - started
-        print(f"{seconds:.0f} s. All {steps} steps are done; the log and both adapters are in {args.run}")
+        config = chosen_config(parser, args, args.run)
+        with track.tracker(args.track, args.run, flat(config)) as tell:
+            if args.decoupled:
+                from minimgrpo import server  # it imports this module
 
-    return guarded(run, args.run, f"python -m minimgrpo.train {shlex.quote(str(args.run))} --resume")
+                server.run_both(screen, args.run, config, args.resume, command, tell)
+            else:
+                team = load_team(args.run, config, args.resume)
+                with log.owned(args.run, "planner"), log.owned(args.run, "executor"):
+                    seen = resumed(team)
+                    for facts in seen:
+                        tell(facts)
+                    with display.Progress(screen, config.steps, config.d_max, seen) as progress:
+                        for *_, facts in train(team, len(seen) + 1):
+                            progress.update(facts)
+                            tell(facts)
+        seconds = time.perf_counter() - started
+        print(f"{seconds:.0f} s. All {config.steps} steps are done; the log and both adapters are in {args.run}")
+
+    return guarded(run, args.run, command)
 
 
 if __name__ == "__main__":

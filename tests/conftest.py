@@ -4,6 +4,7 @@ import copy
 import os
 import random
 import signal
+from zlib import crc32
 
 import pytest
 
@@ -12,12 +13,15 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from minimgrpo import tasks
+from minimgrpo import protocol, servers, tasks
+from minimgrpo.agents import Limits
 from minimgrpo.chat import Chat
+from minimgrpo.learner import Objective
 from minimgrpo.policy import Policy
 from minimgrpo.pretrain import train_tokenizer
-from minimgrpo.protocol import ROLES
+from minimgrpo.protocol import ROLES, Call, Malformed, Result
 from minimgrpo.sampler import Sample
+from minimgrpo.servers import Config
 from minimgrpo.trajectory import Trajectory
 
 FAMILIES = ("llama", "qwen2", "gpt2")
@@ -128,6 +132,40 @@ def converse():
         return trajectories
 
     return converse
+
+
+# A short run in which a random model's messages mean what their checksums say: it hardly ever writes a well-formed one.
+
+SHORT = Config(
+    steps=4,
+    seed=1,
+    questions=2,
+    rollouts=4,
+    d_max=2,
+    threads=1,
+    objective=Objective(lr=5e-3, tokens=600),
+    limits=Limits(turns=4, calls=3, length=8, context=400),
+)
+FEW = tasks.load_questions("validation")[:6]
+
+
+def read_checksum(role, message):
+    text, draw = message or "x", crc32(message.encode()) % 8
+    if draw < 4:
+        return Call("executor", {"task": text}) if role == "planner" else Call("search", {"query": text})
+    return Malformed("an unlucky checksum") if draw == 4 else Result(text)
+
+
+def read_checksums(patch: pytest.MonkeyPatch):
+    patch.setattr(protocol, "parse", read_checksum)
+    patch.setattr(servers, "gaia_score", lambda prediction, gold: crc32(prediction.encode()) % 2 == 0)
+
+
+@pytest.fixture(scope="module")
+def checksums():
+    with pytest.MonkeyPatch.context() as patch:
+        read_checksums(patch)
+        yield
 
 
 class Scripted:

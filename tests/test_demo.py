@@ -248,8 +248,6 @@ def test_a_resumed_run_keeps_its_config(whole, capsys):
 
 DAMAGED = (
     "config.json",
-    "planner/checkpoint-000003/adapter_model.safetensors",
-    "executor/checkpoint-000003/optimizer.pt",
     "planner/step-000002.jsonl",
     "planner/metrics.jsonl",
     "evaluation/before-sampled.jsonl",
@@ -267,23 +265,41 @@ def test_damage_is_named_and_nothing_else_is_touched(whole, capsys):
     assert demo.main(["--resume", "--out", str(whole)]) == 0
 
 
+def test_a_damaged_checkpoint_is_made_again_from_the_one_before(whole, capsys):
+    (whole / "summary.json").unlink()
+    names = (
+        "planner/checkpoint-000003/adapter_model.safetensors",
+        "executor/checkpoint-000003/optimizer.pt",
+        "executor/checkpoint-000003/learner.json",
+    )
+    for name in names:
+        data = (whole / name).read_bytes()
+        (whole / name).write_bytes(data[: len(data) // 2])
+        assert demo.main(["--resume", "--out", str(whole)]) == 0
+        role = Path(name).parts[0]
+        captured = capsys.readouterr()
+        assert f"the {role}'s update 3 is made again" in captured.out and captured.err == ""
+        assert (whole / name).read_bytes() == data
+        (whole / "summary.json").unlink()
+
+
 def test_a_full_disk(flags, tmp_path, monkeypatch, fast, capsys):
-    run, publish, arguments = tmp_path / "run", log.publish_text, flags
+    run, write, arguments = tmp_path / "run", log._write, flags
     for file in ("config.json", "before-sampled.jsonl", "step-000002.jsonl", "report.html"):
 
-        def full(path, text, sync=True, file=file):
-            if path.name == file:
+        def full(path, text, file=file):
+            if path.name.startswith(file):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            publish(path, text, sync)
+            write(path, text)
 
-        monkeypatch.setattr(log, "publish_text", full)
+        monkeypatch.setattr(log, "_write", full)
         assert demo.main([*arguments, "--out", str(run)]) == 2
         text = one_sentence(capsys)
         assert "No space left" in text and file in text
         if file != "config.json":  # that one is the first: without it there is nothing to keep
             assert "kept" in text and "--resume" in text
             arguments = ["--quick", "--resume"]
-    monkeypatch.setattr(log, "publish_text", publish)
+    monkeypatch.setattr(log, "_write", write)
     assert demo.main([*arguments, "--out", str(run)]) == 0
 
 

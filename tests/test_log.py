@@ -46,7 +46,10 @@ def test_no_rows_are_a_file_too(tmp_path):
 
 def test_a_published_file_never_changes(tmp_path):
     log.publish(tmp_path / "rows.jsonl", ROWS)
-    log.publish(tmp_path / "rows.jsonl", [{"other": 1}])
+    log.publish(tmp_path / "rows.jsonl", ROWS)  # as a server does that was killed
+    with pytest.raises(LogError, match=r"rows\.jsonl was published by an earlier attempt"):
+        log.publish(tmp_path / "rows.jsonl", [{"other": 1}])
+    log.publish_text(tmp_path / "rows.jsonl", "other")
     assert log.read(tmp_path / "rows.jsonl") == ROWS
 
 
@@ -146,7 +149,7 @@ def test_a_folder_is_flushed_file_by_file_before_its_rename(tmp_path, monkeypatc
             (folder / name).write_text(name, encoding="utf-8")
 
     log.publish_folder(tmp_path / "checkpoint-000001", write)
-    assert order[:3] == ["fsync", "fsync", "rename"]
+    assert order == ["fsync", "fsync", "fsync", "rename", "fsync"]  # the files, the folder, and what it is in
 
 
 @pytest.mark.parametrize(

@@ -397,3 +397,13 @@ def test_importing_the_package_takes_less_than_five_seconds_and_prints_nothing()
     run = subprocess.run([sys.executable, "-c", "import minimgrpo"], capture_output=True, text=True, timeout=600)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
     assert time.perf_counter() - started < 5
+
+
+def test_an_adapter_starts_the_same_whoever_else_is_loaded(folders):
+    """A process that serves one role must start from the weights of the process that serves both."""
+    both = Policy.load(str(folders["llama"]), seed=3)
+    for role in ("planner", "executor"):
+        alone = Policy.load(str(folders["llama"]), seed=3, roles=(role,)).parameters(role)
+        assert all(torch.equal(p, alone[name]) for name, p in both.parameters(role).items())
+    pairs = zip(both.parameters("planner").values(), both.parameters("executor").values(), strict=True)
+    assert any(not torch.equal(a, b) for a, b in pairs)

@@ -1,7 +1,7 @@
 """A whole run of both servers: advantages, alignment, the files, and a run that is killed and continued.
 
-A random model hardly ever writes a well-formed message, so here a checksum of its text decides what the text meant and
-whether an answer is right. Everything else is real: sampling, tools, mail, rewards, alignment, updates, checkpoints.
+A checksum of a message decides what it meant (``conftest.checksums``). Everything else is real: sampling, tools, mail,
+rewards, alignment, updates, checkpoints.
 """
 
 import dataclasses
@@ -10,50 +10,22 @@ import re
 import shutil
 import time
 from pathlib import Path
-from zlib import crc32
 
 import pytest
 import torch
+from conftest import FEW, SHORT
 
-from minimgrpo import log, protocol, servers, tasks
-from minimgrpo.agents import Limits
+from minimgrpo import log, servers, tasks
 from minimgrpo.alignment import duplicate
 from minimgrpo.experts import Rating
 from minimgrpo.grpo import group_advantages
 from minimgrpo.learner import Objective
 from minimgrpo.log import LogError, RunLog
 from minimgrpo.policy import ModelError, Policy
-from minimgrpo.protocol import Call, Malformed, Result
 from minimgrpo.servers import Config, ExecutorServer, PlannerServer, Team
+from minimgrpo.storm import contents as files
 from minimgrpo.tools import Tools
 from minimgrpo.trajectory import Trajectory
-
-CONFIG = Config(
-    steps=4,
-    seed=1,
-    questions=2,
-    rollouts=4,
-    d_max=2,
-    threads=1,
-    objective=Objective(lr=5e-3, tokens=600),
-    limits=Limits(turns=4, calls=3, length=8, context=400),
-)
-QUESTIONS = tasks.load_questions("validation")[:6]
-
-
-def read_checksum(role, message):
-    text, draw = message or "x", crc32(message.encode()) % 8
-    if draw < 4:
-        return Call("executor", {"task": text}) if role == "planner" else Call("search", {"query": text})
-    return Malformed("an unlucky checksum") if draw == 4 else Result(text)
-
-
-@pytest.fixture(scope="module")
-def checksums():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(protocol, "parse", read_checksum)
-        patch.setattr(servers, "gaia_score", lambda prediction, gold: crc32(prediction.encode()) % 2 == 0)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +33,7 @@ def new_team(folders, checksums):
     """A new team over the run in ``root``, as a new process would build it."""
     tools = Tools(tasks.load_pages()[:40])
 
-    def new_team(root, questions=QUESTIONS, config=CONFIG, expert=None):
+    def new_team(root, questions=FEW, config=SHORT, expert=None):
         policy = Policy.load(str(folders["llama"]), seed=config.seed)
         policy.chat.stop_ids = {policy.chat.tokenizer.eos_token_id, *range(20, 90)}
         return Team(config, policy, root, questions, tools, expert)
@@ -82,15 +54,6 @@ def run(new_team, tmp_path_factory):
     return {"root": folder / "run", "after 3": folder / "after-3", "results": results, "team": team}
 
 
-def files(root):
-    """Every file by name; of the metrics without the wall-clock figures, which no two runs share."""
-    found = {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
-    for name in [name for name in found if name.endswith("metrics.jsonl")]:
-        rows = [json.loads(line) for line in found[name].splitlines()]
-        found[name] = [{key: value for key, value in row.items() if "second" not in key} for row in rows]
-    return found
-
-
 # ------------------------------------------------------------------------------------------------- killed and continued
 
 
@@ -105,7 +68,7 @@ def test_the_run_is_worth_comparing(run):
     for role in ("planner", "executor"):
         assert sum(t.advantage != 0 for t in everyone if t.agent == role) > 6
     assert {t.stop_reason for t in everyone} >= {"result", "format", "length"}
-    fresh = Policy.load(run["team"].planner.policy.name, seed=CONFIG.seed)
+    fresh = Policy.load(run["team"].planner.policy.name, seed=SHORT.seed)
     for role in ("planner", "executor"):
         trained = run["team"].planner.policy.parameters(role)
         assert all(not torch.equal(p, trained[name]) for name, p in fresh.parameters(role).items())
@@ -341,7 +304,7 @@ def test_datasets_reads_the_trajectories_of_a_run(run, tmp_path):
 
 
 def test_no_gold_answer_is_in_any_file_of_a_run_nor_shown_to_the_expert(new_team, tmp_path):
-    questions = [dataclasses.replace(q, answer="GOLD-7F3A") for q in QUESTIONS]
+    questions = [dataclasses.replace(q, answer="GOLD-7F3A") for q in FEW]
     shown = []
 
     class Spy:
@@ -351,7 +314,7 @@ def test_no_gold_answer_is_in_any_file_of_a_run_nor_shown_to_the_expert(new_team
 
     new_team(tmp_path / "run", questions, expert=Spy()).step(1)
     assert shown and not [text for text in shown if "GOLD" in text]
-    assert not [name for name, content in files(tmp_path / "run").items() if b"GOLD" in content]
+    assert not [p for p in (tmp_path / "run").rglob("*") if p.is_file() and b"GOLD" in p.read_bytes()]
 
 
 # ----------------------------------------------------------------------------------------------- rewards and advantages
@@ -532,7 +495,7 @@ def test_the_questions_of_a_step_are_always_the_same_and_differ_from_step_to_ste
 
 
 def test_a_team_fixes_the_number_of_threads(run):
-    assert torch.get_num_threads() == CONFIG.threads
+    assert torch.get_num_threads() == SHORT.threads
 
 
 def test_run_paths_are_plain(run):
