@@ -18,6 +18,7 @@ Choices and traps (each is a test):
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import logging
 import os
@@ -143,7 +144,9 @@ class Policy:
         # as bytes: a full disk is then an OSError like any other, where save_file raises a type of its own
         content = save({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
         (folder / "adapter_model.safetensors").write_bytes(content)
-        self.model.peft_config[role].save_pretrained(str(folder))
+        config = copy.copy(self.model.peft_config[role])
+        config.target_modules = sorted(config.target_modules)  # a set, whose order changes from process to process
+        config.save_pretrained(str(folder))
 
     def load_adapter(self, role: str, folder: Path) -> None:
         """Read back what ``save_adapter`` wrote. Raises ModelError when it is missing, damaged or of another shape."""

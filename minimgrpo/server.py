@@ -141,7 +141,8 @@ def start(
 
 def end_with_standard_input() -> None:
     """End this process at once when the parent closes the pipe or is no more. It is as safe as any kill."""
-    sys.stdin.buffer.read()
+    while os.read(0, 1):  # not sys.stdin: Python cannot end while a thread is reading that
+        pass
     os._exit(130)
 
 
@@ -198,13 +199,13 @@ def fail(role: str, server: subprocess.Popen, command: str) -> None:
     """Say why a server ended: its own sentence, the signal that killed it, or, for a bug, its traceback."""
     server.complaints.seek(0)
     said = server.complaints.read().decode("utf-8", "replace")
-    if server.returncode < 0:
-        killed = f"the {role} was killed (signal {-server.returncode})"
-        raise LogError(f"{killed}: what was published is kept, and this continues the run: {command}")
     if server.returncode == 2:
         raise LogError(said)
     sys.stderr.write(said)
-    sys.exit(server.returncode)
+    if server.returncode > 0:
+        sys.exit(server.returncode)
+    killed = f"the {role} was killed (signal {-server.returncode})"
+    raise LogError(f"{killed}: what was published is kept, and this continues the run: {command}")
 
 
 def traffic_text(run_log: RunLog) -> str:
