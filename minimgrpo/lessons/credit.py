@@ -11,7 +11,8 @@ Source: a textbook chapter, "20.7 Multi-Agent Collaboration and Agent Swarms". `
 
 What the chapter has wrong. n! in Shapley is a weight; the cost is the 2^n values V(S). A credit averaged over the group
 is the same for all its rollouts, so its advantage is 0: Shapley must be per rollout. Constant weights cancel in the
-z-score, and the episode's reward does not depend on them, so the orchestrator gets no gradient for attributing well.
+z-score (a private cost aside), and the episode's reward does not depend on them, so the orchestrator gets no gradient
+for attributing well.
 "Prone to free riding" needs a private cost of effort: without one all agents share the optimum. A joint update does not
 avoid non-stationarity, it is what makes it. Normalising a shared advantage cannot rebalance agents.
 
@@ -157,7 +158,7 @@ def train_team(loss, seeds: int = 5, steps: int = 200, questions: int = 8, group
     return logits.softmax(-1).gather(-1, right[..., None])[..., 0].mean(1).detach()
 
 
-def attribution_gradient(seeds: int = 20, group: int = 8, batches: int = 50) -> np.ndarray:
+def attribution_gradient(seeds: int = 20, group: int = 8, batches: int = 200) -> np.ndarray:
     """The orchestrator's mean gradient towards weighting the one worker who works, under its own GRPO [seeds].
 
     It writes the weights (four choices) after worker 0 or nobody worked; the reward is V, which they do not change.
@@ -203,8 +204,8 @@ def claims(quick: bool = False) -> list[Claim]:
         ),
         Claim(
             "Shapley values sum to V(N), as the chapter says",
-            f"largest |sum - V(N)| {abs(phi.sum(1) - values[:, -1]).max():.1f}, "
-            f"|sum - (V(N) - V(nobody))| {abs(phi.sum(1) - gain).max():.0e} (100 games)",
+            f"the sum is off V(N) by up to {abs(phi.sum(1) - values[:, -1]).max():.1f}, "
+            f"off V(N) - V(nobody) by {abs(phi.sum(1) - gain).max():.0e} (100 games)",
             shown(abs(phi.sum(1) - values[:, -1]).max() < 1e-9, abs(phi.sum(1) - gain).max() < 1e-9),
         ),
         Claim(

@@ -10,7 +10,9 @@ Source: a textbook chapter, "20.7 Multi-Agent Collaboration and Agent Swarms". `
 "Error compounds exponentially" is a success that decays geometrically, p^n where nothing is ever repaired.
 
 Our choices. Chains, votes and token counts are as simple as they can be and still fail; probabilities are given, not
-measured on a model. A herd follows its rule even after the advocate has spoken.
+measured on a model. A herd follows its rule even after the advocate has spoken. Two results follow from the rules:
+the last of an odd number of voters cannot turn a lead of two, so an advocate there changes nothing; and who restates
+private evidence votes as if alone. What an advocate does who votes early has to be measured.
 
 Not shown here: debate and advisor systems with language, benefits of "context overload", SWE-bench gains.
 """
