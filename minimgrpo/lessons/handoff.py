@@ -7,20 +7,20 @@ terms: function approximation, the interface's representation gap, a mixing resi
 models are not repeated here. Do not confuse it with arXiv 2605.24202 (shared and isolated policies): write-ups exist
 that put the title of the one above the abstract of the other.
 
-Derived by us. Agent i sees o = (phi(artifact), private state) and takes an action a = (operation, recipient j). It works
-for tau steps, earns R = sum_{s < tau} gamma^s r_s, and hands the artifact to j. Agent j answers with one scalar,
-m = max_a' Q_j(o', a'). Then (``update``)
+Derived by us. Agent i sees o = (phi(artifact), private state) and takes an action a = (operation, recipient j). It
+works for tau steps, earns R = sum_{s < tau} gamma^s r_s, and hands the artifact to j. Agent j answers with one
+scalar, m = max_a' Q_j(o', a'). Then (``update``)
 
     Q_i(o, a) <- (1 - alpha) Q_i(o, a) + alpha (R + gamma^tau m),        alpha = 1 / visits^0.7.
 
 No agent sees another's table, observation or private state. The interface phi cuts the 12 states of the artifact into
-``cells`` equal pieces. Its gap is e = max |Q*(x, a) - Q*(x', a)| over x, x' in one cell. Since the learned value of a cell
-averages targets over the cell, its error is at most e + gamma * (its error), so at most e / (1 - gamma); acting
+``cells`` equal pieces. Its gap is e = max |Q*(x, a) - Q*(x', a)| over x, x' in one cell. Since the learned value of a
+cell averages targets over the cell, its error is at most e + gamma * (its error), so at most e / (1 - gamma); acting
 greedily on it loses at most 2 e / (1 - gamma)^2.
 
-Our choices: random teams of 3 agents (3 operations each, private state a fair coin thrown at each handoff), epsilon 0.3 and
-60,000 handoffs. Values are exact (the policy is evaluated on the true model), not sampled. The oracle is centralized: it
-knows the model, the whole artifact and, like the agent that holds it, the private state.
+Our choices: random teams of 3 agents (3 operations each, private state a fair coin thrown at each handoff), epsilon
+0.3 and 60,000 handoffs. Values are exact (the policy is evaluated on the true model), not sampled. The oracle is
+centralized: it knows the model, the whole artifact and, like the agent that holds it, the private state.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def update(q, reward, discount, message, alpha):
 
 
 def backup(teams: Teams, value: np.ndarray) -> np.ndarray:
-    """Q [E, N, X, Y, A] on the true model, when the recipient's value is ``value`` [E, N, X]; a = operation * N + to."""
+    """Q [E, N, X, Y, A] on the true model, if the recipient is worth ``value`` [E, N, X]; a = operation * N + to."""
     taus = np.arange(1, teams.longest.max() + 1)
     chance = (taus <= teams.longest[..., None]) / teams.longest[..., None]
     discount = (chance * GAMMA**taus).sum(-1)  # E gamma^tau, [E, N, X, O]
@@ -120,7 +120,7 @@ def greedy(q: np.ndarray, cells: np.ndarray) -> np.ndarray:
 def ic_q(
     teams: Teams, cells: np.ndarray, talk: np.ndarray, marks: tuple[int, ...], seed: int = 0, epsilon: float = 0.3
 ) -> dict[int, np.ndarray]:
-    """IC-Q for R runs at once; run r lives in team r. Returns the tables [R, N, X, Y, A] after each number of ``marks``.
+    """IC-Q for R runs at once; run r lives in team r. Returns the tables [R, N, X, Y, A] at each of ``marks``.
 
     cells: [R] pieces of the interface (rows of the table beyond them stay 0).
     talk: [R] 1 if the recipient answers with its scalar, 0 if the holder hears 0 instead.
@@ -205,11 +205,11 @@ def claims(quick: bool = False) -> list[Claim]:
         ),
         Claim(
             "the one scalar is what coordinates: without it the same learner is worse in every team",
-            f"{m['silent'].mean():.3f} without, {full.mean():.3f} with; difference {kept.min():.3f} to {kept.max():.3f}",
+            f"{m['silent'].mean():.3f} without, {full.mean():.3f} with; gain {kept.min():.3f} to {kept.max():.3f}",
             "shown" if (kept > 0).all() else "reversed" if (kept < 0).all() else "not shown",
         ),
         Claim(
-            "the interface-gap bound 2e/(1-gamma)^2 says something: it is below the largest value there is, 1/(1-gamma)",
+            "the interface-gap bound 2e/(1-gamma)^2 says something: it is below the largest value, 1/(1-gamma)",
             f"smallest bound {said:.0f} against {1 / (1 - GAMMA):.0f}; largest loss measured {m['loss'].max():.2f}",
             "shown" if said < 1 / (1 - GAMMA) else "not shown",
         ),
