@@ -39,7 +39,7 @@ def test_an_external_step_by_hand():
     team.external(np.eye(3), np.array([[0.0, 1.0, 2.0]]))
     moved = team.x - before
     assert (moved[0, 0] == 0).all() and (team.v == team.u).all()
-    assert (moved[0, 1] >= 0).all() and 0.2 < moved[0, 1].max() <= swarm.PSI < moved[0, 2].max() <= 2 * swarm.PSI
+    assert (moved[0, 1] >= 0).all() and 0.4 < moved[0, 1].max() <= swarm.PSI < moved[0, 2].max() <= 2 * swarm.PSI
 
 
 @pytest.mark.parametrize("function", swarm.FUNCTIONS)
@@ -81,7 +81,7 @@ def test_the_guide_fires_on_schedule_and_only_then():
     assert full["calls"] == [(4, "act"), (6, "coop"), (10, "act"), (12, "coop"), (18, "coop")]
     assert calls == [kind for _, kind in full["calls"]]
     assert swarm.run("sphere", 2, **small)["calls"] == []
-    assert [t for t in range(200) if swarm.pcg(t, 90)] == [18, 27, 45, 54, 81]
+    assert [t for t in range(200) if swarm.pcg(t, 60)] == [12, 18, 30, 36, 54]
     weights = full["weights"]
     assert np.allclose(weights.sum(-1), 1) and (weights >= 0).all() and (weights[:, ~ring(4)] == 0).all()
 
@@ -93,7 +93,7 @@ def test_a_guide_that_proposes_the_usual_changes_nothing():
         "sphere", 2, lambda c, d, *_: (np.ones_like(c), np.ones_like(d)), lambda *_: np.ones((4, 4)), **small
     )
     assert (same["quality"] == base["quality"]).all()
-    other = swarm.run("sphere", 2, act_rule, **small)
+    other = swarm.run("sphere", 2, lambda c, d, *_: (2 * c, 2 * d), **small)
     assert (other["quality"] != base["quality"]).any()
 
 
@@ -151,11 +151,8 @@ def test_rounds_to_agree_by_hand():
 
 
 def test_verdicts_of_paired_changes():
-    assert [swarm.fall(np.array(c))[1] for c in ([-1.0, -1.1], [1.0, 1.1], [-1.0, 1.1])] == [
-        "shown",
-        "reversed",
-        "not shown",
-    ]
+    changes = {(-1.0, -1.1): "shown", (1.0, 1.1): "reversed", (-1.0, 1.1): "not shown", (-0.005, -0.006): "not shown"}
+    assert {change: swarm.fall(np.array(change))[1] for change in changes} == changes
 
 
 def test_without_a_guide_the_agents_agree_on_something_good():

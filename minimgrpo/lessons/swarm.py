@@ -39,7 +39,7 @@ from minimgrpo.lessons import Claim
 
 LOW, HIGH = 0.01, 0.3  # d1, d2: shares of the divergence that an agent's swarm started with
 LEVELS = np.array([4, 6, 8, 10])
-PSI = 0.5
+PSI = 1.0
 FUNCTIONS = {
     "sphere": lambda z: (z**2).sum(-1),
     "rastrigin": lambda z: (z**2 - 10 * np.cos(2 * np.pi * z) + 10).sum(-1),
@@ -194,7 +194,7 @@ def run(
     act: Callable | None = None,
     coop: Callable | None = None,
     rounds: int = 150,
-    T: int = 90,
+    T: int = 60,
     agents: int = 8,
     particles: int = 20,
     dimensions: int = 10,
@@ -268,10 +268,11 @@ def rounds_to(disagreement: np.ndarray, tolerance: float = 1e-6) -> np.ndarray:
 
 
 def fall(change: np.ndarray) -> tuple[str, str]:
-    """(measured, verdict) of paired relative changes: shown if their mean is below -2 standard errors, reversed if
-    above +2."""
+    """(measured, verdict) of paired relative changes: shown if their mean is below -1 % and below -2 standard errors,
+    reversed if it is as far above 0. Smaller changes are of no use, however sure."""
     mean, error = change.mean(), change.std(ddof=1) / change.size**0.5
-    verdict = "shown" if mean < -2 * error else "reversed" if mean > 2 * error else "not shown"
+    least = max(0.01, 2 * error)
+    verdict = "shown" if mean < -least else "reversed" if mean > least else "not shown"
     return f"{mean:+.1%} ± {error:.1%} (standard error, {change.size} paired runs)", verdict
 
 
