@@ -157,3 +157,14 @@ def test_the_verdicts_follow_the_numbers(measured, monkeypatch):
     assert all(v == ("shown" if i in forever else "reversed") for i, v in enumerate(linear))
     assert all(v == ("not shown" if i in (0, 7, *forever) else "shown") for i, v in enumerate(root))
     assert verdicts(0.0, same_tables=False)[0] == "reversed"
+
+
+def test_exploration_is_optimistic_too(monkeypatch):
+    """Alg. 3 updates as Alg. 1 does, with the bonus of private rewards; iota is that of the longest horizon."""
+    bonuses, learn = [], asymmetry.learn
+    monkeypatch.setattr(asymmetry, "learn", lambda *numbers: bonuses.append(numbers[4]) or learn(*numbers))
+    game = Game.make("gap", [0], 1, 1)
+    asymmetry.mexc(game, [27])
+    scale = asymmetry.bonus_scale(game, 27, 0.03, private=True)
+    assert np.ravel(bonuses) == pytest.approx([scale] * 9 + [scale / 2**0.5] * 9 + [scale / 3**0.5])
+    assert scale == pytest.approx(0.03 * np.log(2 * 1 * 9 * 27 / 0.1) ** 0.5)

@@ -164,3 +164,13 @@ def test_without_a_guide_the_agents_agree_on_something_good():
 def test_favouring_reliable_neighbours_helps():
     plain, guided = swarm.reliability(1000)
     assert guided.mean() < 0.5 * plain.mean()
+
+
+def test_guidance_ends_with_round_T(monkeypatch):
+    used, external = [], Swarms.external
+    monkeypatch.setattr(Swarms, "external", lambda team, a, w: used.append((a, w)) or external(team, a, w))
+    small = {"rounds": 14, "T": 10, "agents": 4, "particles": 10, "dimensions": 2}
+    swarm.run("sphere", 1, lambda c, d, *_: (3 * c, 3 * d), lambda *_: np.eye(4), **small)
+    alone = [t for t, (a, _) in enumerate(used, 1) if (a == np.eye(4)).all()]
+    scaled = [t for t, (_, w) in enumerate(used, 1) if not np.all(w == 1)]
+    assert alone == [3, 4, 5, 6, 7, 8, 9, 10] and set(scaled) <= set(range(2, 11)) and scaled
