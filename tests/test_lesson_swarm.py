@@ -174,3 +174,24 @@ def test_guidance_ends_with_round_T(monkeypatch):
     alone = [t for t, (a, _) in enumerate(used, 1) if (a == np.eye(4)).all()]
     scaled = [t for t, (_, w) in enumerate(used, 1) if not np.all(w == 1)]
     assert alone == [3, 4, 5, 6, 7, 8, 9, 10] and set(scaled) <= set(range(2, 11)) and scaled
+
+
+def test_progress_is_that_of_the_last_round(monkeypatch):
+    progress, fitness = [], []
+    monkeypatch.setattr(swarm, "pcg", lambda t, T: {"act", "coop"})
+    small = {"rounds": 6, "T": 6, "agents": 4, "particles": 10, "dimensions": 2}
+    swarm.run(
+        "sphere",
+        1,
+        lambda c, d, share, fell: progress.append(fell) or (c, d),
+        lambda f, divergence, graph: fitness.append(f) or graph,
+        **small,
+    )
+    for t in range(1, 6):
+        assert progress[t] == pytest.approx((fitness[t - 1] - fitness[t]) / fitness[t - 1])
+
+
+def test_the_claims_are_measured():
+    verdicts = [c.verdict for c in swarm.claims(quick=True)]
+    assert len(verdicts) == 11 and verdicts[0] == "shown"
+    assert verdicts[-4:] == ["reversed", "reversed", "shown", "shown"]  # literal Eq. 7, moved, repaired, reliable
