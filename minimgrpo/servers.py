@@ -21,6 +21,7 @@ import torch
 from minimgrpo import agents, log
 from minimgrpo.agents import Limits, SubTask, generator
 from minimgrpo.alignment import align
+from minimgrpo.base import DTYPES
 from minimgrpo.experts import Expert, Rubric
 from minimgrpo.grpo import AVERAGES, RATIOS, group_advantages
 from minimgrpo.learner import Learner, Objective
@@ -30,6 +31,7 @@ from minimgrpo.rewards import executor_reward, planner_reward
 from minimgrpo.scorer import gaia_score
 from minimgrpo.tools import ToolResult, Tools
 from minimgrpo.trajectory import Trajectory
+from minimgrpo.warmup import warm_up
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,15 @@ class Config:
     """One run. ``python -m minimgrpo.train --help`` lists the same fields."""
 
     model: str = "atlas-lm"
-    "base model: atlas-lm, a folder, or a hub name"
+    "base model: atlas-lm, a folder, a .gguf file, or a hub name"
     quantize: str = "nf4"
     "base weights: nf4, int8 or none"
+    dtype: str = "auto"
+    "what the base computes in: auto (by device), float32, float16 or bfloat16"
+    planner_device: str = "auto"
+    "cpu, cuda:0, mps, ...; auto: the first GPU, else the CPU"
+    executor_device: str = "auto"
+    "the same; auto: the second GPU, else where the planner would be"
     seed: int = 0
     "seeds the adapters, the questions, the sampling and the alignment"
     steps: int = 80
@@ -58,6 +66,8 @@ class Config:
     "LoRA alpha"
     decay: float = 0.5
     "from this part of the run on the learning rate falls, linearly, to a tenth"
+    warmup: int = 0
+    "demonstrations that each role is fine-tuned on first, to learn the format"
     threads: int = 2
     "CPU threads (float sums depend on it, so a resumed run keeps it)"
     objective: Objective = field(default_factory=Objective)
@@ -70,6 +80,8 @@ class Config:
             (self.d_max < 1, f"d_max must be at least 1, not {self.d_max}"),
             (not 0 < self.temperature < 100, f"training needs a temperature above 0, not {self.temperature}"),
             (self.steps < 0, f"steps cannot be negative: {self.steps}"),
+            (self.warmup < 0, f"warmup cannot be negative: {self.warmup}"),
+            (self.dtype not in DTYPES, f"dtype is {' or '.join(DTYPES)}, not {self.dtype!r}"),
             (self.questions < 1, f"a step needs at least 1 question, not {self.questions}"),
             (self.rank < 1, f"the LoRA rank must be at least 1, not {self.rank}"),
             (not 0 < o.lr < 1, f"the learning rate must lie between 0 and 1, not {o.lr}"),
@@ -130,10 +142,13 @@ class Server:
         return metrics
 
     def resume(self) -> int:
-        """Load the newest checkpoint -> the number of updates done."""
+        """Load the newest checkpoint, or warm up a new run if it is to -> the number of updates done."""
         step = self.log.last_checkpoint(self.role)
         if step is not None:
             self.learner.load(self.log.checkpoint(self.role, step))
+        elif self.config.warmup:
+            warm_up(self.learner, self.config.warmup, self.config.seed)
+            log.publish_folder(self.log.checkpoint(self.role, 0), self.learner.save)
         return self.learner.version
 
 
@@ -237,16 +252,28 @@ def reward_executor(trajectories: list[Trajectory], correct: dict[tuple[str, int
 
 
 class Team:
-    """Both servers in one process over the same log; on one device one base serves both adapters."""
+    """Both servers in one process over the same log; on one device one base serves both adapters.
 
-    def __init__(self, config: Config, policy: Policy, root: Path, questions: list, tools: Tools, expert=None):
+    ``executor_policy`` is given where the executor stands on a device of its own.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        root: Path,
+        questions: list,
+        tools: Tools,
+        expert=None,
+        executor_policy: Policy | None = None,
+    ):
         torch.set_num_threads(config.threads)
         self.config, self.log = config, RunLog(root)
         self.planner = PlannerServer(config, policy, self.log, questions)
-        self.executor = ExecutorServer(config, policy, self.log, tools, expert)
+        self.executor = ExecutorServer(config, executor_policy or policy, self.log, tools, expert)
 
     def resume(self) -> int:
-        """Continue a run of the same config -> the number of complete steps."""
+        """Continue a run of the same config, or warm up a new one -> the number of complete steps."""
         return min(self.planner.resume(), self.executor.resume())
 
     def step(self, step: int) -> tuple[list[Trajectory], list[Trajectory], dict]:
