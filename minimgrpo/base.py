@@ -23,10 +23,12 @@ import logging
 import os
 import struct
 import tempfile
+import textwrap
 import warnings
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from minimgrpo.tasks import DATA
@@ -34,7 +36,9 @@ from minimgrpo.tasks import DATA
 SMALL = 50e6  # parameters; below it a model computes in float32 and without its 4-bit weights (policy: the fused path)
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 QUANTIZATIONS = ("nf4", "int8", "none")
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, SafetensorError)
+# what transformers raises for a damaged or unknown model; the second line for JSON of another shape
+UNREADABLE = (OSError, ValueError, RuntimeError, ImportError, SafetensorError, StrictDataclassError)
+UNREADABLE += (KeyError, TypeError, AttributeError)
 BROKEN_GGUF = (*UNREADABLE, IndexError, OverflowError, MemoryError, struct.error)
 
 
@@ -100,41 +104,42 @@ def load_base(name: str, quantize: str, device: str, dtype: str = "auto"):
     if quantize != "none" and torch.device(device).type == "mps":
         raise ModelError(f"{quantize} is not to be had on mps: use --quantize none there")
     source = folder(name)
-    on_hub = not Path(source).exists()
+    here = source if Path(source).is_dir() else _snapshot(source)
 
-    def read(local: bool):
-        options = {"local_files_only": local}
-        config = AutoConfig.from_pretrained(source, **options)
+    def read(place: str):
+        options = {"local_files_only": place == here}
+        config = AutoConfig.from_pretrained(place, **options)
         skeleton = _skeleton(name, config)
         small = sum(p.numel() for p in skeleton.parameters()) < SMALL
         numbers = number_type(dtype, device, small)
         _refuse_too_large(name, skeleton, quantize, numbers, device)
-        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        tokenizer = AutoTokenizer.from_pretrained(place, **options)
         options |= {"dtype": numbers, "device_map": {"": device}, "attn_implementation": "sdpa"}
         if quantize != "none":
             options["quantization_config"] = _quantization(quantize, numbers)
-        return AutoModelForCausalLM.from_pretrained(source, **options), tokenizer, small
+        return AutoModelForCausalLM.from_pretrained(place, **options), tokenizer, small
 
-    here = not on_hub or _cached(source)
     try:
-        if not here:
-            _ask_hub(source)
         try:
-            model, tokenizer, small = read(local=here)
-        except OSError:
-            if not (on_hub and here):
+            if not here:
+                raise FileNotFoundError(source)
+            model, tokenizer, small = read(here)
+        except OSError:  # also when a download was cut short
+            if here == source:
                 raise
-            _ask_hub(source)  # the download was cut short: go on with it
-            model, tokenizer, small = read(local=False)
+            _ask_hub(source)
+            model, tokenizer, small = read(source)
     except ModelError:
         raise
     except UNREADABLE as error:
-        raise ModelError(f"the model {name!r} cannot be loaded: {_first_line(error)}") from None
+        raise ModelError(f"the model {name!r} cannot be loaded: {_brief(error)}") from None
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+    if here != source:
+        model.name_or_path = source  # the adapter's file says what it belongs to: a hub name, not a place in a cache
     return model, tokenizer, small
 
 
@@ -168,16 +173,18 @@ def _skeleton(name: str, config):
 
     if getattr(config, "quantization_config", None):
         raise ModelError(f"{name!r} is stored quantized: choose the original, which is quantized as it is loaded")
-    if config.is_encoder_decoder or config.get_text_config() is not config:
+    if getattr(config, "is_encoder_decoder", False) or config.get_text_config() is not config:
         raise ModelError(f"{name!r} is more than a language model ({config.model_type}): choose one for text alone")
     with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+        skeleton = AutoModelForCausalLM.from_config(config)
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if getattr(skeleton, "_is_stateful", False) or not kinds <= {"full_attention", "sliding_attention"}:
         raise ModelError(
             f"{name!r} keeps a state besides keys and values ({config.model_type}), which the sampler cannot do: "
             "choose a model with attention in every layer"
         )
+    if skeleton.config._attn_implementation != "sdpa":  # another would read the sampler's masks in its own way
+        raise ModelError(f"{name!r} does not run on torch's own attention ({config.model_type}): choose another model")
     return skeleton
 
 
@@ -188,15 +195,20 @@ def context_length(config) -> int:
     return min(getattr(config, "max_position_embeddings", None) or 4096, window or 10**9)
 
 
-def _refuse_too_large(name: str, skeleton, quantize: str, numbers: torch.dtype, device: str) -> None:
-    """Raise ModelError when the weights alone need more memory than is free."""
-    import psutil
-
+def stored_bytes(skeleton, quantize: str, numbers: torch.dtype) -> float:
+    """What the weights take once they are loaded."""
     each = {"nf4": 0.5 + 4 / 64, "int8": 1, "none": numbers.itemsize}[quantize]  # nf4: and a float32 for 64 of them
     head = skeleton.get_output_embeddings()
     quantized = sum(m.weight.numel() for m in skeleton.modules() if is_linear(m) and m is not head)
     others = sum(p.numel() for p in skeleton.parameters()) - quantized
-    needed = quantized * each + others * numbers.itemsize
+    return quantized * each + others * numbers.itemsize
+
+
+def _refuse_too_large(name: str, skeleton, quantize: str, numbers: torch.dtype, device: str) -> None:
+    """Raise ModelError when the weights alone need more memory than is free."""
+    import psutil
+
+    needed = stored_bytes(skeleton, quantize, numbers)
     on_cuda = torch.device(device).type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if on_cuda else psutil.virtual_memory().available
     if needed > free:
@@ -211,18 +223,19 @@ def is_linear(module) -> bool:
     return isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]
+def _brief(error: BaseException) -> str:
+    return textwrap.shorten(str(error), 200, placeholder="...")
 
 
 # ---------------------------------------------------------------------------------------------------------- the hub
 
 
-def _cached(name: str) -> bool:
-    """Whether a download of the hub model has begun on this machine before."""
+def _snapshot(name: str) -> str | None:
+    """The folder in the cache where a hub model, or what was downloaded of it, lies; None when there is none."""
     from huggingface_hub import try_to_load_from_cache
 
-    return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    config = try_to_load_from_cache(name, "config.json")
+    return str(Path(config).parent) if isinstance(config, str) else None
 
 
 def _ask_hub(name: str) -> None:
@@ -240,7 +253,7 @@ def _ask_hub(name: str) -> None:
         ) from None
     except (HTTPError, OSError) as error:
         raise ModelError(
-            f"the model {name!r} is not on this machine and the hub cannot be reached ({_first_line(error)}): "
+            f"the model {name!r} is not on this machine and the hub cannot be reached ({_brief(error)}): "
             "check the network, or give a folder"
         ) from None
 
@@ -285,7 +298,7 @@ def _convert(file: Path, target: Path) -> None:
     except ImportError:
         raise ModelError("reading a GGUF file takes the package gguf: pip install 'minimgrpo[gguf]'") from None
     except BROKEN_GGUF as error:
-        raise ModelError(f"the GGUF file {str(file)!r} cannot be read: {_first_line(error)}") from None
+        raise ModelError(f"the GGUF file {str(file)!r} cannot be read: {_brief(error)}") from None
     for owner, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):
         if hasattr(owner, name):
             delattr(owner, name)  # the weights are plain numbers by now
