@@ -211,7 +211,6 @@ def test_a_run_killed_in_its_warm_up_comes_to_what_it_would_have_been(folders, t
     assert roles == ["planner", "executor", "executor"]  # the planner's was done and is not done again
     for role in ROLES:
         for number in ("checkpoint-000000", "checkpoint-000001"):
-            one, other = (
-                load_file(tmp_path / r / role / number / "adapter_model.safetensors") for r in ("whole", "run")
-            )
-            assert all(torch.equal(one[name], other[name]) for name in one)
+            name = f"{role}/{number}/adapter_model.safetensors"
+            one, other = load_file(tmp_path / "whole" / name), load_file(run / name)
+            assert all(torch.equal(one[key], other[key]) for key in one)
