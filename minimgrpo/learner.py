@@ -95,7 +95,9 @@ class Learner:
         self.version += 1
         return metrics | {"learn_seconds": time.perf_counter() - started}
 
-    def _accumulate(self, used: list[Trajectory], normalizer: float, tokens: float, scale: float) -> dict[str, float]:
+    def _accumulate(
+        self, used: list[Trajectory], normalizer: float, tokens: float, scale: float = 1.0
+    ) -> dict[str, float]:
         """Add ``scale`` times the whole batch's gradient to the parameters, micro-batch by micro-batch."""
         objective, total, weighted = self.objective, {"loss": 0.0, "ratio_max": 0.0}, 0.0
         for batch in self._micro_batches(used):

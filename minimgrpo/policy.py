@@ -7,9 +7,10 @@ Choices and traps (each is a test):
 
 * **One path.** bitsandbytes multiplies through another kernel under ``no_grad`` than with gradients, and on some CPUs
   repacks the weights after the first no-grad pass so that later gradients are wrong, silently. Small models therefore
-  run *fused*: the NF4 weights are dequantised once and each linear layer computes ``x (W + s B A)^T`` as one product,
-  the same numbers for sampling and training. It is also the fastest path at this size. Large models keep 4-bit
-  weights and PEFT's own path, with the CPU repacking switched off.
+  run *fused*, in float32: the NF4 weights are dequantised once and each linear layer computes ``x (W + s B A)^T`` as one
+  product, the same numbers for sampling and training. It is also the fastest path at this size. Large models keep 4-bit
+  weights and PEFT's own path, with the CPU repacking switched off; in half precision (see ``base``) a sampled log-prob
+  and the same one scored then differ by what that rounds.
 * **Adapters.** An optimizer must be built from ``parameters(role)``: what happens to be trainable when it is built
   belongs to the adapter active at that moment.
 * **Names.** An adapter called like a module of the model would be saved empty by PEFT; loading counts tensors.
