@@ -7,7 +7,7 @@ Choices and traps (each is a test):
 
 * **One path.** bitsandbytes multiplies through another kernel under ``no_grad`` than with gradients, and on some CPUs
   repacks the weights after the first no-grad pass so that later gradients are wrong, silently. Small models therefore
-  run *fused*, in float32: the NF4 weights are dequantised once and each linear layer computes ``x (W + s B A)^T`` as one
+  run *fused*, in float32: the NF4 weights are dequantised once and a linear layer computes ``x (W + s B A)^T`` as one
   product, the same numbers for sampling and training. It is also the fastest path at this size. Large models keep 4-bit
   weights and PEFT's own path, with the CPU repacking switched off; in half precision (see ``base``) a sampled log-prob
   and the same one scored then differ by what that rounds.
