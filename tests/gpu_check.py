@@ -21,8 +21,6 @@ from minimgrpo.learner import Objective
 from minimgrpo.policy import Policy
 from minimgrpo.servers import Config, Team
 
-HEAD = ["model", "computes", "GiB", "tok/s sampled", "trained", "gap", "correct before", "after", "steps", "seconds"]
-
 
 def settings(model: str, device: str, small: bool) -> Config:
     """The demo's for atlas-lm; for any other model fewer conversations of longer messages, and a warm-up."""
@@ -52,8 +50,8 @@ def correct(team: Team, count: int) -> float:
     return evaluate.attempt(*place, at_once, executor_policy=team.executor.policy).numbers["accuracy"]
 
 
-def check(model: str, device: str, seconds: float, small: bool, root: Path) -> list[str]:
-    """Train until the time is up -> the model's row of the table."""
+def check(model: str, device: str, seconds: float, small: bool, root: Path) -> dict[str, str]:
+    """Train until the time is up -> the model's column of the table."""
     started = time.perf_counter()
     gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     for gpu in gpus:
@@ -74,13 +72,23 @@ def check(model: str, device: str, seconds: float, small: bool, root: Path) -> l
     speed = {name: tokens[name] / spent[name] for name in tokens}
     after = correct(team, count)
     held = max(map(torch.cuda.max_memory_allocated, gpus)) / 2**30 if gpus else bench.peak_memory() / 1024
-    places = {f"{str(p.model.dtype)[6:]}@{p.device}" for p in (team.planner.policy, team.executor.policy)}
-    row = [Path(model).name, "+".join(sorted(places)), f"{held:.2f}"]
-    row += [f"{speed['sampled']:.0f}", f"{speed['trained']:.0f}", f"{difference:.4f}"]
-    return [*row, f"{before:.2f}", f"{after:.2f}", str(step), f"{time.perf_counter() - started:.0f}"]
+    policies = (team.planner.policy, team.executor.policy)
+    return {
+        "model": Path(model).name,
+        "on": " ".join(sorted({str(policy.device) for policy in policies})),
+        "computes in": str(policies[0].model.dtype).removeprefix("torch."),
+        "GiB": f"{held:.2f}",
+        "tokens/s sampled": f"{speed['sampled']:.0f}",
+        "tokens/s trained": f"{speed['trained']:.0f}",
+        "log-prob gap": f"{difference:.4f}",
+        f"right of {count}, before": f"{before:.2f}",
+        f"right of {count}, after": f"{after:.2f}",
+        "steps": str(step),
+        "seconds": f"{time.perf_counter() - started:.0f}",
+    }
 
 
-def main() -> int:
+def main() -> int | str:
     parser = argparse.ArgumentParser("gpu_check", description="Train for real and print what it took.")
     parser.add_argument("model", nargs="?", help="a folder, a GGUF file or a hub name, after atlas-lm")
     parser.add_argument("--device", default="auto", help="auto: every GPU; cpu tries the check itself, on less")
@@ -90,17 +98,18 @@ def main() -> int:
         print("gpu_check: torch sees no CUDA GPU here: nothing to check")
         return 0
     models = ["atlas-lm", *([args.model] if args.model else [])]
-    rows, small = [], args.device == "cpu"
+    columns, small, problem = [], args.device == "cpu", 0
     with tempfile.TemporaryDirectory() as folder:
         for number, model in enumerate(models):
             share = args.seconds * (0.3 if number == 0 and len(models) > 1 else 0.7 if number else 1)
             try:
                 # some of each share is for the second evaluation
-                rows.append(check(model, args.device, 0.8 * share, small, Path(folder) / str(number)))
+                columns.append(check(model, args.device, 0.8 * share, small, Path(folder) / str(number)))
             except base.ModelError as error:
-                sys.exit(f"gpu_check: {error}")
-    display.print_table(display.console(), HEAD, rows)
-    return 0
+                problem = f"gpu_check: {error}"
+    head, *rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
+    display.print_table(display.console(), head, rows)
+    return problem
 
 
 if __name__ == "__main__":
