@@ -1,7 +1,7 @@
 """What ``gpu_check.sh`` runs: train for real on each model and print what it took and whether it helped.
 
-tok/s sampled and trained are tokens of all trajectories by the seconds of the rollouts and of the updates; the gap is
-the largest difference between a sampled token's log-prob and the same scored (half precision rounds; above 0.5
+Tokens per second are those of all trajectories by the seconds of the rollouts, and of the updates; the log-prob gap is
+the largest difference of a sampled token's log-prob from the same one scored (half precision rounds; above 0.5
 something is wrong); GiB is the most that torch has held, on the fullest GPU.
 """
 
@@ -107,8 +107,9 @@ def main() -> int | str:
                 columns.append(check(model, args.device, 0.8 * share, small, Path(folder) / str(number)))
             except base.ModelError as error:
                 problem = f"gpu_check: {error}"
-    head, *rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
-    display.print_table(display.console(), head, rows)
+    if columns:
+        head, *rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
+        display.print_table(display.console(), head, rows)
     return problem
 
 
