@@ -44,7 +44,8 @@ class Chat:
                     "so the tokens trained would not be the tokens sampled: choose another model or edit its template"
                 )
         self._reply = self._split(after[len(before + message) :])
-        self.stop_ids = {self._reply[0][0]}
+        self.stop_id = self._reply[0][0]  # what the template ends a turn with
+        self.stop_ids = {self.stop_id}
         if tokenizer.eos_token_id is not None:
             self.stop_ids.add(tokenizer.eos_token_id)
 

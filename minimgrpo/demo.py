@@ -120,7 +120,17 @@ def examined(team: Team, questions: list, when: str) -> tuple[dict, Evaluation]:
         path = team.log.evaluation(when, way)
         if not path.exists():
             policy, tools = team.planner.policy, team.executor.tools
-            attempt = evaluate.attempt(policy, tools, questions, temperature, config.seed, config.limits)
+            at_once = config.questions * config.rollouts  # as in training, so that the memory suffices here too
+            attempt = evaluate.attempt(
+                policy,
+                tools,
+                questions,
+                temperature,
+                config.seed,
+                config.limits,
+                at_once,
+                executor_policy=team.executor.policy,
+            )
             log.publish(path, (asdict(rollout) for rollout in attempt.rollouts))
         found[way] = counted(questions, log.read_rollouts(path))
     numbers, greedy = found["sampled"].numbers, found["greedy"].numbers

@@ -27,16 +27,26 @@ class Evaluation:
 
 
 def attempt(
-    policy: Policy, tools: Tools, questions: list, temperature: float, seed: int, limits: Limits, batch: int = 160
+    policy: Policy,
+    tools: Tools,
+    questions: list,
+    temperature: float,
+    seed: int,
+    limits: Limits,
+    batch: int = 160,
+    executor_policy: Policy | None = None,
 ) -> Evaluation:
-    """Let the team answer each question once; ``batch`` questions at a time (it bounds the memory)."""
+    """Let the team answer each question once; ``batch`` questions at a time (it bounds the memory).
+
+    ``executor_policy`` is given where the executor stands on a device of its own.
+    """
     planned, executed, expert = [], [], Rubric()
     for start in range(0, len(questions), batch):
         some = questions[start : start + batch]
 
         def delegate(turn: int, sub_tasks: list[SubTask], start=start) -> list[ToolResult]:
             draws = generator(seed, "evaluate", start, "executor", turn)
-            done = agents.execute(policy, tools, sub_tasks, limits, temperature, draws)
+            done = agents.execute(executor_policy or policy, tools, sub_tasks, limits, temperature, draws)
             executed.extend(done)
             return [agents.report(t) for t in done]
 

@@ -5,6 +5,12 @@ advantage are left out before any forward pass: they add nothing to the gradient
 is sorted by length into micro-batches of about equal cost, which share one denominator, so splitting does not change
 the gradient. The old log-probs are the sampled ones; with one epoch the first pass has ratio 1. Dropout, the base's
 and LoRA's, stays off in an update too: else the ratio of the very same weights would not be 1.
+
+On a float16 base the LoRA weights, their gradients and Adam are float32 all the same, but the gradients of the
+activations in between are float16, and a mean over thousands of tokens would push them below its smallest number. So
+the backward pass runs on about the sum over the tokens and the division follows in float32, by a power of two: it is
+exact, and on a float32 base the result is the same to the bit. What overflows in spite of that is not finite, and stops
+the run before the optimizer moves.
 """
 
 from __future__ import annotations
@@ -84,7 +90,11 @@ class Learner:
             group["lr"] = lr
         for _ in range(objective.epochs if used else 0):
             self.optimizer.zero_grad(set_to_none=True)
-            metrics |= self._accumulate(used, self._normalizer(kept), self._tokens(kept))
+            scale = 2.0 ** math.ceil(math.log2(self._tokens(kept)))
+            metrics |= self._accumulate(used, self._normalizer(kept), self._tokens(kept), scale)
+            for parameter in self.parameters:
+                if parameter.grad is not None:
+                    parameter.grad /= scale
             norm = torch.nn.utils.clip_grad_norm_(self.parameters, objective.max_grad_norm).item()
             if not math.isfinite(norm + metrics["loss"]):  # a NaN loss can come with a gradient of 0
                 raise FloatingPointError(f"the {self.role}'s loss is not finite in update {self.version + 1}")
@@ -93,8 +103,10 @@ class Learner:
         self.version += 1
         return metrics | {"learn_seconds": time.perf_counter() - started}
 
-    def _accumulate(self, used: list[Trajectory], normalizer: float, tokens: float) -> dict[str, float]:
-        """Add the whole batch's gradient to the parameters, micro-batch by micro-batch."""
+    def _accumulate(
+        self, used: list[Trajectory], normalizer: float, tokens: float, scale: float = 1.0
+    ) -> dict[str, float]:
+        """Add ``scale`` times the whole batch's gradient to the parameters, micro-batch by micro-batch."""
         objective, total, weighted = self.objective, {"loss": 0.0, "ratio_max": 0.0}, 0.0
         for batch in self._micro_batches(used):
             ids, masks = [t.token_ids for t in batch], [t.mask for t in batch]
@@ -115,7 +127,7 @@ class Learner:
                 divergence = (grpo.kl_k3(logprobs, reference) * mask * copies[:, None]).sum() / tokens
                 loss = loss + objective.kl * divergence
                 total["kl"] = total.get("kl", 0.0) + divergence.item()
-            loss.backward()
+            (loss * scale).backward()
             stats = grpo.policy_stats(logprobs.detach(), old, advantages, mask, copies, *clip)
             total["loss"] += loss.item()
             total["ratio_max"] = max(total["ratio_max"], stats.pop("ratio_max"))
@@ -159,7 +171,7 @@ class Learner:
             for name in SAVED:  # neither safetensors nor torch.load would notice a wrong byte among the numbers
                 if _sha256(folder / name) != facts["sha256"][name]:
                     raise ValueError(f"{name} is not what was saved")
-            version, optimizer = facts["version"], torch.load(folder / "optimizer.pt", weights_only=True)
+            version, optimizer = facts["version"], torch.load(folder / "optimizer.pt", "cpu", weights_only=True)
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
             raise Damaged(f"the checkpoint {folder} is damaged ({error})") from None
         self.policy.load_adapter(self.role, folder)

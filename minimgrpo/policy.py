@@ -7,9 +7,10 @@ Choices and traps (each is a test):
 
 * **One path.** bitsandbytes multiplies through another kernel under ``no_grad`` than with gradients, and on some CPUs
   repacks the weights after the first no-grad pass so that later gradients are wrong, silently. Small models therefore
-  run *fused*: the NF4 weights are dequantised once and each linear layer computes ``x (W + s B A)^T`` as one product,
-  the same numbers for sampling and training. It is also the fastest path at this size. Large models keep 4-bit
-  weights and PEFT's own path, with the CPU repacking switched off.
+  run *fused*, in float32: the NF4 weights are dequantised once and a linear layer computes ``x (W + s B A)^T`` as one
+  product, the same numbers for sampling and training. It is also the fastest path at this size. Large models keep 4-bit
+  weights and PEFT's own path, with the CPU repacking switched off; in half precision (see ``base``) a sampled log-prob
+  and the same one scored then differ by what that rounds.
 * **Adapters.** An optimizer must be built from ``parameters(role)``: what happens to be trainable when it is built
   belongs to the adapter active at that moment.
 * **Names.** An adapter called like a module of the model would be saved empty by PEFT; loading counts tensors.
@@ -19,29 +20,19 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import json
-import logging
-import os
-import random
-import warnings
 from pathlib import Path
 from types import MethodType
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
+from minimgrpo.base import ModelError, context_length, is_linear, load_base, quiet
 from minimgrpo.chat import Chat
 from minimgrpo.protocol import ROLES
 from minimgrpo.sampler import Conversations, cache_argument
-from minimgrpo.tasks import DATA
-
-FUSED_BELOW = 50e6  # parameters; above it the 4-bit weights are never dequantised as a whole
-
-
-class ModelError(ValueError):
-    """The model or an adapter cannot be used; the message says why and what to do."""
 
 
 class Policy:
@@ -52,7 +43,7 @@ class Policy:
         self.chat = Chat(tokenizer, style)
         self.device = next(model.parameters()).device
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-        self.max_context = getattr(model.config, "max_position_embeddings", None) or 4096
+        self.max_context = context_length(model.config)
         self.cache_argument = cache_argument(model.get_base_model())
         self._fused_layers = [module for module in model.modules() if hasattr(module, "merged_cache")]
 
@@ -66,20 +57,23 @@ class Policy:
         dropout: float = 0.0,
         seed: int = 0,
         device: str = "cpu",
+        dtype: str = "auto",
         roles=ROLES,
         fused: bool | None = None,
     ) -> Policy:
-        """Load ``name`` ("atlas-lm", a folder, or a hub name) with fresh adapters for ``roles``.
+        """Load ``name`` ("atlas-lm", a folder, a GGUF file or a hub name) with fresh adapters for ``roles``.
 
-        ``quantize`` is "nf4", "int8" or "none". The adapters start as zero changes to the base (``B = 0``); ``seed``
-        and its role draw an adapter's ``A``. ``fused=None`` decides by size. Raises ModelError when the model cannot
-        be had or used.
+        ``quantize`` is "nf4", "int8" or "none", ``dtype`` one of ``base.DTYPES``. The adapters start as zero changes to
+        the base (``B = 0``); ``seed`` and its role draw an adapter's ``A``. ``fused=None`` decides by size. Raises
+        ModelError when the model cannot be had or used.
         """
         quiet()
         from peft import LoraConfig, get_peft_model
 
-        source = str(DATA / "atlas-lm") if name == "atlas-lm" else name
-        model, tokenizer = _load_base(source, name, quantize, device)
+        model, tokenizer, small = load_base(name, quantize, device, dtype)
+        fusible = dropout == 0 and model.dtype == torch.float32
+        if fused and not fusible:
+            raise ModelError("a fused policy is float32 and without LoRA dropout: leave those, or use fused=False")
         taken = {part for path, _ in model.named_modules() for part in path.split(".")}
         if clash := sorted(taken & set(roles)):
             raise ModelError(f"an adapter cannot be called {clash[0]!r}, like a module: PEFT would save nothing of it")
@@ -87,7 +81,7 @@ class Policy:
             {
                 path.rpartition(".")[2]
                 for path, module in model.named_modules()
-                if _is_linear(module) and module is not model.get_output_embeddings()
+                if is_linear(module) and module is not model.get_output_embeddings()
             }
         )
         config = LoraConfig(
@@ -98,20 +92,14 @@ class Policy:
             fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in model.modules()),
             task_type="CAUSAL_LM",
         )
-        wrapped = None
         with torch.random.fork_rng(devices=[]):
-            for role in roles:  # a role's A depends on seed and role, not on who else is loaded
-                torch.manual_seed(random.Random(f"{seed} {role}").getrandbits(60))
-                if wrapped is None:
-                    wrapped = get_peft_model(model, config, adapter_name=role)
-                else:
-                    wrapped.add_adapter(role, config)
+            torch.manual_seed(_seed(seed, roles[0]))
+            wrapped = get_peft_model(model, config, adapter_name=roles[0])
+            for role in roles[1:]:
+                torch.manual_seed(_seed(seed, role))
+                wrapped.add_adapter(role, config)
         wrapped.set_adapter(roles[0])
-        if fused is None:
-            fused = dropout == 0 and sum(p.numel() for p in model.parameters()) < FUSED_BELOW
-        if fused and dropout:
-            raise ModelError("a fused policy cannot apply LoRA dropout: use dropout 0 or fused=False")
-        if fused:
+        if fused or (fused is None and fusible and small):
             _fuse(wrapped)
         wrapped.eval()
         return cls(wrapped, tokenizer, name, getattr(model.config, "prompt_style", "full"))
@@ -200,52 +188,9 @@ class Policy:
         return logprobs, mask
 
 
-# --------------------------------------------------------------------------------------------------- loading the base
-
-
-def _load_base(source: str, name: str, quantize: str, device: str):
-    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
-
-    options = {"dtype": torch.float32, "device_map": {"": device}}
-    if quantize == "nf4":
-        options["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
-        )
-    elif quantize == "int8":
-        options["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
-    elif quantize != "none":
-        raise ModelError(f"quantize is 'nf4', 'int8' or 'none', not {quantize!r}")
-    local = Path(source).exists()
-    if not local and ("/" not in source or source.startswith((".", "/", "~"))):
-        raise ModelError(f"there is no model {name!r}: give a folder, a hub name such as owner/model, or atlas-lm")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
-        model = AutoModelForCausalLM.from_pretrained(source, local_files_only=local, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ModelError(f"the model {name!r} cannot be loaded: {reason}") from None
-    for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    return model, tokenizer
-
-
-def _is_linear(module) -> bool:
-    # transformers' Conv1D (GPT-2) is a linear layer with a transposed weight
-    return isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"
-
-
-def quiet() -> None:
-    """Loading must not write to stderr: a notebook grader counts anything there as a failure."""
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|torch|peft|bitsandbytes)\b.*")
+def _seed(seed: int, role: str) -> int:
+    """Each role's own, so that its fresh adapter is the same whatever other role stands on the same base."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {role}".encode()).digest()[:7])
 
 
 # ------------------------------------------------------------------------------------------------------ the fused path
@@ -295,9 +240,10 @@ def _effective_weight(layer) -> torch.Tensor:
 
 
 def describe(policy: Policy) -> str:
-    """One line for a person: the model, its size, its quantization."""
+    """One line for a person: the model, its size, its quantization, and where it computes in which numbers."""
     model = policy.model.get_base_model()
     total = sum(p.numel() for p in model.parameters() if not p.requires_grad)
     config = json.loads(model.config.to_json_string()).get("quantization_config") or {}
-    kind = "int8" if config.get("load_in_8bit") else config.get("bnb_4bit_quant_type", "float32")
-    return f"{policy.name} ({total / 1e6:.1f} M parameters as stored, {kind})"
+    kind = "int8" if config.get("load_in_8bit") else config.get("bnb_4bit_quant_type", "not quantized")
+    numbers = str(model.dtype).removeprefix("torch.")
+    return f"{policy.name} ({total / 1e6:.1f} M parameters as stored, {kind}; {numbers} on {policy.device})"

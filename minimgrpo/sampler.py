@@ -14,6 +14,7 @@ neighbours.
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import dataclass
 
 import torch
@@ -182,6 +183,8 @@ class Conversations:
         self._keep(batch, [rows[i] for i in inside])
         for row, sample in zip(rows, samples, strict=True):
             self.pending[row] = sample.ids[-1:]  # sampled last, so it was never read back in
+        if any(math.isnan(logprob) for sample in samples for logprob in sample.logprobs):
+            raise FloatingPointError(f"the {self.role}'s probabilities are not numbers")
         return samples
 
     def _first_prefill(self) -> tuple[_Batch, torch.Tensor]:

@@ -25,8 +25,9 @@ with display.interruptible():  # torch and transformers take seconds to import
     import torch
 
     from minimgrpo import log, metrics, tasks, train
+    from minimgrpo.base import devices
     from minimgrpo.log import LogError, RunLog
-    from minimgrpo.policy import Policy, describe
+    from minimgrpo.policy import describe
     from minimgrpo.protocol import ROLES
     from minimgrpo.servers import Config, ExecutorServer, PlannerServer, Server
     from minimgrpo.tools import Tools
@@ -69,7 +70,8 @@ def main(argv: list[str] | None = None) -> int:
 def load(role: str, root: Path, config: Config) -> Server:
     """The server of ``role`` with what it needs: the base, its own adapter, and its questions or its tools."""
     torch.set_num_threads(config.threads)
-    policy = Policy.load(config.model, config.quantize, config.rank, config.alpha, seed=config.seed, roles=(role,))
+    device = devices(config.planner_device, config.executor_device)[ROLES.index(role)]
+    policy = train.load_policy(config, device, (role,))
     print(f"{role}: {describe(policy)}", flush=True)
     if role == "planner":
         return PlannerServer(config, policy, RunLog(root), tasks.load_questions("train"))

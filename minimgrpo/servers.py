@@ -32,6 +32,7 @@ import torch
 from minimgrpo import agents, log, metrics
 from minimgrpo.agents import Limits, SubTask, generator
 from minimgrpo.alignment import align
+from minimgrpo.base import DTYPES
 from minimgrpo.experts import Expert, Rubric
 from minimgrpo.grpo import AVERAGES, RATIOS, group_advantages
 from minimgrpo.learner import Damaged, Learner, Objective
@@ -41,6 +42,7 @@ from minimgrpo.rewards import executor_reward, planner_reward
 from minimgrpo.scorer import gaia_score
 from minimgrpo.tools import ToolResult, Tools
 from minimgrpo.trajectory import Trajectory
+from minimgrpo.warmup import warm_up
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,15 @@ class Config:
     """One run. ``python -m minimgrpo.train --help`` lists the same fields."""
 
     model: str = "atlas-lm"
-    "base model: atlas-lm, a folder, or a hub name"
+    "base model: atlas-lm, a folder, a .gguf file, or a hub name"
     quantize: str = "nf4"
     "base weights: nf4, int8 or none"
+    dtype: str = "auto"
+    "what the base computes in: auto (by device), float32, float16 or bfloat16"
+    planner_device: str = "auto"
+    "cpu, cuda:0, mps, ...; auto: the first GPU, else the CPU"
+    executor_device: str = "auto"
+    "the same; auto: the second GPU, else where the planner would be"
     seed: int = 0
     "seeds the adapters, the questions, the sampling and the alignment"
     steps: int = 70
@@ -69,6 +77,8 @@ class Config:
     "LoRA alpha"
     decay: float = 0.5
     "from this part of the run on the learning rate falls, linearly, to a tenth"
+    warmup: int = 0
+    "demonstrations that each role is fine-tuned on first, to learn the format"
     threads: int = 2
     "CPU threads of a process (float sums depend on it, so a resumed run keeps it)"
     staleness: int = 0
@@ -83,6 +93,8 @@ class Config:
             (self.d_max < 1, f"d_max must be at least 1, not {self.d_max}"),
             (not 0 < self.temperature < 100, f"training needs a temperature above 0, not {self.temperature}"),
             (self.steps < 0, f"steps cannot be negative: {self.steps}"),
+            (self.warmup < 0, f"warmup cannot be negative: {self.warmup}"),
+            (self.dtype not in DTYPES, f"dtype is {' or '.join(DTYPES)}, not {self.dtype!r}"),
             (self.questions < 1, f"a step needs at least 1 question, not {self.questions}"),
             (self.rank < 1, f"the LoRA rank must be at least 1, not {self.rank}"),
             (not 0 < o.lr < 1, f"the learning rate must lie between 0 and 1, not {o.lr}"),
@@ -197,7 +209,7 @@ class Server:
         return self.rows[step] if step in self.rows else self.row(step, self.published(step), {})
 
     def resume(self) -> int:
-        """Load the newest checkpoint that is whole -> the number of updates done.
+        """Load the newest checkpoint that is whole, or warm up a new run if it is to -> the number of updates done.
 
         A damaged one is dropped, and its update made again, when the state before it can be had. Raises ModelError when
         it cannot. A step whose line is missing (``metrics.jsonl`` was removed) is measured again from the log.
@@ -210,12 +222,16 @@ class Server:
                 break
             except Damaged as error:
                 damaged[version] = error
-        if damaged and len(damaged) == len(found) and found[-1] != 1:  # before the first there is the fresh adapter
+        lost = len(damaged) == len(found)
+        if damaged and lost and found[-1] > 1:  # before the first there is the fresh adapter
             error = damaged[found[0]]
             raise ModelError(f"{error}, and there is no whole one before it: put back a copy, or start a new run")
         for version, error in damaged.items():
             print(f"{error}: the {self.role}'s update {version} is made again")
             shutil.rmtree(self.log.checkpoint(self.role, version))
+        if lost and self.config.warmup:
+            warm_up(self.learner, self.config.warmup, self.config.seed)
+            log.publish_folder(self.log.checkpoint(self.role, 0), self.learner.save)
         self._drop_old_checkpoints()
         rows = {row["step"]: row for row in log.read_metrics(self.log.metrics(self.role))}
         done = range(1, self.learner.version + 1)
@@ -414,24 +430,35 @@ def reward_executor(trajectories: list[Trajectory], correct: dict[tuple[str, int
 
 
 class Team:
-    """Both servers in one process over the same log; on one device one base serves both adapters."""
+    """Both servers in one process over the same log; on one device one base serves both adapters.
 
-    def __init__(self, config: Config, policy: Policy, root: Path, questions: list, tools: Tools, expert=None):
+    ``executor_policy`` is given where the executor stands on a device of its own.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        root: Path,
+        questions: list,
+        tools: Tools,
+        expert=None,
+        executor_policy: Policy | None = None,
+    ):
         torch.set_num_threads(config.threads)
         self.config, self.log = config, RunLog(root)
         self.planner = PlannerServer(config, policy, self.log, questions)
-        self.executor = ExecutorServer(config, policy, self.log, tools, expert, metrics.keys(questions))
+        others = (tools, expert, metrics.keys(questions))
+        self.executor = ExecutorServer(config, executor_policy or policy, self.log, *others)
 
     def resume(self) -> int:
-        """Continue a run of the same config -> the number of complete steps."""
+        """Continue a run of the same config, or warm up a new one -> the number of complete steps."""
         for server in (self.planner, self.executor):
             server.resume()
         return min(self.planner.complete(), self.executor.complete())
 
     def step(self, step: int) -> tuple[list[Trajectory], list[Trajectory], dict]:
         """One step -> the planner's trajectories, the executor's, and what ``measured`` says of it.
-
-        Both trajectory files are published before either adapter moves.
 
         Both trajectory files are published before either adapter moves.
         """

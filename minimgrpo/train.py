@@ -34,6 +34,7 @@ with display.interruptible():  # torch and transformers take seconds to import
 
     from minimgrpo import log, metrics, tasks, track
     from minimgrpo.agents import Limits
+    from minimgrpo.base import devices
     from minimgrpo.chat import ChatError
     from minimgrpo.learner import Objective
     from minimgrpo.log import LogError, RunLog
@@ -95,12 +96,28 @@ def load_team(root: Path, config: Config, resume: bool) -> Team:
     The run is opened last, so that a model or data file that is not there leaves no directory behind.
     """
     torch.set_num_threads(config.threads)
-    policy = Policy.load(config.model, config.quantize, config.rank, config.alpha, seed=config.seed)
+    policy, executor_policy = load_policies(config)
     pages, questions = tasks.load_pages(), tasks.load_questions("train")
     adapter = sum(p.numel() for p in policy.parameters("planner").values())
-    print(describe(policy))
+    print("\n".join(dict.fromkeys((describe(policy), describe(executor_policy)))))
     print(f"adapters planner and executor, {adapter / 1e6:.2f} M each; {len(pages)} pages, {len(questions)} questions")
-    return Team(open_run(root, config, resume), policy, root, questions, Tools(pages))
+    config = open_run(root, config, resume)
+    return Team(config, policy, root, questions, Tools(pages), executor_policy=executor_policy)
+
+
+def load_policies(config: Config) -> tuple[Policy, Policy]:
+    """The planner's policy and the executor's: the same object with both adapters, or on two devices one for each."""
+    planner, executor = devices(config.planner_device, config.executor_device)
+    if planner == executor:
+        policy = load_policy(config, planner, ROLES)
+        return policy, policy
+    return load_policy(config, planner, ("planner",)), load_policy(config, executor, ("executor",))
+
+
+def load_policy(config: Config, device: str, roles: tuple[str, ...]) -> Policy:
+    """The run's base on ``device`` with fresh adapters for ``roles``."""
+    model = config.model, config.quantize, config.rank, config.alpha
+    return Policy.load(*model, seed=config.seed, device=device, dtype=config.dtype, roles=roles)
 
 
 def train(team: Team, first: int = 1) -> Iterator[tuple[int, list[Trajectory], list[Trajectory], dict]]:
@@ -223,7 +240,10 @@ def guarded(run: Callable[[], None], root: Path, command: str) -> int:
     except (ModelError, ChatError, LogError, tasks.DataError) as error:
         problem = str(error)
     except FloatingPointError as error:
-        problem = f"{error}: try a smaller --lr in a new run"
+        problem = f"{error}: try a smaller --lr, or --dtype float32 where it was float16, in a new run"
+    except torch.OutOfMemoryError:
+        problem = "the GPU's memory is full: in a new run bound what training takes with a smaller --tokens, and what "
+        problem += "sampling takes with fewer --questions or --rollouts"
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         problem = f"{error.strerror or error}{where}" + (f"; {kept}" if begun() else "")

@@ -20,6 +20,14 @@ KEEPS_THINKING_BETWEEN_TOOL_RESPONSES = (
     "{% else %}{{ message.content.split('</think>')[-1] }}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# What Gemma does: the system prompt stands in the first user turn, the assistant is called model, contents are trimmed.
+FOLDS_THE_SYSTEM_PROMPT = (
+    "{{ bos_token }}{% set first = messages[0].content + '\n\n' if messages[0].role == 'system' else '' %}"
+    "{% for message in messages if message.role != 'system' %}"
+    "<start_of_turn>{{ 'model' if message.role == 'assistant' else message.role }}\n"
+    "{{ first if loop.first }}{{ message.content | trim }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
 NO_SYSTEM = "{{ raise_exception('System role not supported') }}"
 
 
@@ -42,6 +50,25 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer, template):
 
 def test_a_template_that_keeps_thinking_between_tool_responses_is_accepted(tokenizer):
     Chat(with_template(tokenizer, KEEPS_THINKING_BETWEEN_TOOL_RESPONSES))
+
+
+def test_a_template_that_folds_the_system_prompt_into_the_first_turn(plain_tokenizer):
+    """Gemma's own trims and is refused; without that it is used, and its end of turn is not its eos."""
+    tokenizer = copy.deepcopy(plain_tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<start_of_turn>", "<end_of_turn>"]})
+    tokenizer.bos_token = "<|endoftext|>"
+    with pytest.raises(ChatError, match="rewrites earlier"):
+        Chat(with_template(tokenizer, FOLDS_THE_SYSTEM_PROMPT), "brief")
+    tokenizer.chat_template = FOLDS_THE_SYSTEM_PROMPT.replace(" | trim", "")
+    chat = Chat(tokenizer, "brief")
+    end = tokenizer.convert_tokens_to_ids("<end_of_turn>")
+    assert chat.stop_id == end and chat.stop_ids == {end, tokenizer.eos_token_id}
+    ids = chat.open("planner", "Hi") + chat.encode(" x") + [end] + chat.respond("4", end)
+    start = "<|endoftext|><start_of_turn>user\nYou are the planner.\n\nHi<end_of_turn>\n<start_of_turn>model\n x"
+    back = "<end_of_turn>\n<start_of_turn>user\n<tool_response>\n4\n</tool_response><end_of_turn>\n"
+    assert tokenizer.decode(ids) == start + back + "<start_of_turn>model\n"
+    # where the model ended with its eos, the template's own end of turn follows
+    assert chat.respond("4", tokenizer.eos_token_id) == [end, *chat.respond("4", end)]
 
 
 def test_no_template_is_refused(tokenizer):
