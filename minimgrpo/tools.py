@@ -210,13 +210,13 @@ def _fault(name: str, arguments: dict) -> str:
 
 
 class Tools:
-    """The three tools over one corpus. ValueError if two pages have the same id.
+    """The three tools over one corpus; without pages search finds nothing. ValueError if two pages have the same id.
 
     page_chars: characters of a page in one visit; max_output: characters of a Python result; k: hits of one search.
     """
 
     def __init__(self, pages: list[Page], page_chars: int = 2000, max_output: int = 500, k: int = 1):
-        self.index = Search(pages)
+        self.index = Search(pages) if pages else None
         self.by_id = {page.id: page for page in pages}
         if len(self.by_id) < len(pages):
             raise ValueError("Two pages have the same id, so that visit cannot tell them apart.")
@@ -228,7 +228,7 @@ class Tools:
         if fault:
             return ToolResult(_cut(fault, self.max_output), ok=False)
         if name == "search":
-            hits = self.index.search(arguments["query"], self.k)
+            hits = self.index.search(arguments["query"], self.k) if self.index else []
             lines = [f"{hit.title}: {hit.snippet} [id {hit.id}]" for hit in hits]
             return ToolResult("\n".join(lines) or "No results.", ok=True)
         if name == "visit":
