@@ -38,10 +38,11 @@ from minimgrpo import display
 with display.interruptible():  # torch and transformers take seconds to import
     import torch
 
-    from minimgrpo import agents, benchmarks, log, metrics, results, train
+    from minimgrpo import agents, benchmarks, corpus, log, metrics, results, train
     from minimgrpo.agents import Limits, SubTask, generator
     from minimgrpo.benchmarks import Benchmark, Task
     from minimgrpo.experts import Rubric
+    from minimgrpo.judge import Judge, endpoint, local
     from minimgrpo.log import LogError, RunLog
     from minimgrpo.policy import Policy, describe
     from minimgrpo.protocol import ROLES
@@ -174,14 +175,23 @@ class Settings:
 
 
 def evaluate(
-    policy: Policy, tools: Tools, benchmark: Benchmark, settings: Settings, limits: Limits, facts: dict, root: Path
+    policy: Policy,
+    tools: Tools,
+    benchmark: Benchmark,
+    settings: Settings,
+    limits: Limits,
+    facts: dict,
+    root: Path,
+    judge: Judge | None = None,
 ) -> Results:
     """Do what is missing in ``root``, batch by batch, printing progress -> everything that stands there then.
 
-    ``facts`` is more that the answers depend on (the policy's name, the corpus). Raises LogError when ``root`` holds an
-    evaluation with another configuration.
+    ``facts`` is more that the answers depend on (the policy's name, the corpus). ``judge`` decides where an answer is
+    no exact match (benchmarks graded "exact" only). Raises LogError when ``root`` holds an evaluation with another
+    configuration.
     """
-    config = open_evaluation(root, policy, tools, benchmark, settings, limits, facts)
+    grader = GRADERS[benchmark.grader] + (f", else the judge {judge.name}" if judge else "")
+    config = open_evaluation(root, policy, tools, benchmark, settings, limits, facts | {"grader": grader})
     found = results.read(root)
     slices = [
         (number, start // settings.batch + 1, benchmark.tasks[start : start + settings.batch])
@@ -205,6 +215,8 @@ def evaluate(
             record(task, number, rollout, seconds, benchmark.grader, config)
             for task, rollout in zip(todo, attempted, strict=True)
         ]
+        if judge:
+            decide(judge, todo, records)
         log.publish(batch_file(root, number, index), records)
         progress.update(records)
     return results.read(root)
@@ -227,7 +239,6 @@ def open_evaluation(
     config = {
         "benchmark": benchmark.name,
         **{name: value for name, value in asdict(settings).items() if name != "attempts"},  # more can be added later
-        "grader": GRADERS[benchmark.grader],
         "limits": asdict(limits),
         **facts,
         "base": digest(policy.model.get_input_embeddings().weight),
@@ -317,6 +328,18 @@ def record(task: Task, number: int, rollout: Rollout | Exception, seconds: float
     }
 
 
+def decide(judge: Judge, some: list[Task], records: list[dict]) -> None:
+    """Let the judge decide on the answers that are no exact match; an unreadable verdict makes them ungraded."""
+    unsure = [
+        (task, row)
+        for task, row in zip(some, records, strict=True)
+        if row["correct"] is False and row["prediction"] is not None
+    ]
+    cases = [(task.question, task.answers, row["prediction"]) for task, row in unsure]
+    for (_, row), verdict in zip(unsure, judge.verdicts(cases), strict=True):
+        row["correct"] = verdict
+
+
 def tokens(trajectories: list[Trajectory]) -> dict[str, int]:
     """What an agent read and wrote, every one of its conversations included; the cache reads a token once."""
     wrote = sum(t.sampled for t in trajectories)
@@ -371,6 +394,9 @@ class Parser(argparse.ArgumentParser):
         add("--quantize", default="nf4", help="base weights of --model: nf4, int8 or none (nf4)")
         add("--benchmark", default="atlas", choices=benchmarks.NAMES, metavar="NAME", help=", ".join(benchmarks.NAMES))
         add("--data", type=Path, help="the benchmark's file or folder, where it does not come with this repository")
+        add("--corpus", type=Path, help="pages to search: a folder of .txt, .md, .html, or JSON lines of pages")
+        add("--judge", metavar="MODEL", help="decides where an answer is no exact match (xbench, webwalker, ...)")
+        add("--judge-url", metavar="URL", help="its OpenAI-compatible endpoint; without it MODEL is loaded here")
         add("--out", type=Path, help="the evaluation's folder (a name made of the other flags, in RUN or runs/)")
         add("--submission", type=Path, metavar="FILE", help="write the answers in GAIA's leaderboard format as well")
         add("--report", type=Path, metavar="OUT", help="show an evaluation again; no model is loaded")
@@ -403,6 +429,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if sum(map(bool, (args.run, args.model, args.report, args.compare))) != 1:
         parser.error("name one thing: a RUN, --model, --report or --compare")
+    if args.judge_url and not args.judge:
+        parser.error("--judge-url needs the name of the model there: --judge MODEL")
     again = f"python -m minimgrpo.evaluate {shlex.join(map(str, argv))}"
     root, code = args.out or args.report or Path("."), 0
 
@@ -416,15 +444,24 @@ def main(argv: list[str] | None = None) -> int:
         settings, config, limits = chosen(parser, args)
         torch.set_num_threads(settings.threads)
         benchmark = benchmarks.load(args.benchmark, settings.split, args.data)
+        if args.judge and benchmark.grader != "exact":
+            parser.error(f"{args.benchmark} is graded by {GRADERS[benchmark.grader]}: leave out --judge")
         policy, facts, name = load_policy(args.run, config)
-        tools = Tools(benchmark.pages)
+        pages, index, facts["corpus"] = benchmark.pages, None, "none"
+        if args.corpus:
+            pages, index, facts["corpus"] = corpus.load(args.corpus)
+        elif pages:
+            facts["corpus"] = f"the benchmark's {len(pages)} pages, {corpus.content_hash(pages)}"
+        tools = Tools(pages, bm25=index)
+        judge = None
+        if args.judge:
+            judge = Judge(args.judge, endpoint(args.judge, args.judge_url) if args.judge_url else local(args.judge))
         root = args.out or default_out(args.run, name, args.benchmark, settings)
-        facts["corpus"] = f"the benchmark's {len(benchmark.pages)} pages" if benchmark.pages else "none"
         print(f"{describe(policy)}; {benchmark.name} {settings.split}: {len(benchmark.tasks)} tasks -> {root}")
-        if not benchmark.pages:
-            print("There are no pages to search: every search will find nothing.")
+        if not pages:
+            print("There are no pages to search, so every search will find nothing: name some with --corpus.")
         try:
-            found = evaluate(policy, tools, benchmark, settings, limits, facts, root)
+            found = evaluate(policy, tools, benchmark, settings, limits, facts, root, judge)
         except KeyboardInterrupt:
             print(f"\nStopped. Whole batches are saved in {root}; the same command continues:\n  {again}")
             raise SystemExit(130) from None

@@ -103,9 +103,15 @@ def words(text: str) -> list[str]:
     """
     if not text.isascii():
         text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
-    found = WORD.findall(text)
-    kept = [w for w in found if not STOP_WORD.fullmatch(w.lower()) or (w.isupper() and len(w) > 1)]
-    return [w.lstrip(".").casefold() for w in kept]
+    return [folded for word in WORD.findall(text) if (folded := _folded(word))]
+
+
+@functools.lru_cache(2**17)  # a large corpus has millions of words, few of them different
+def _folded(word: str) -> str:
+    """A word as the index knows it, '' for a stop word."""
+    if STOP_WORD.fullmatch(word.lower()) and not (word.isupper() and len(word) > 1):
+        return ""
+    return word.lstrip(".").casefold()
 
 
 class Search:
@@ -117,18 +123,10 @@ class Search:
     [('fe', 'Its density is 7.87 g/cm3.')]
     """
 
-    def __init__(self, pages: list[Page]):
+    def __init__(self, pages: list[Page], bm25: bm25s.BM25 | None = None):
         self.pages = pages
-        vocabulary: dict[str, int] = {}
-        corpus = [2 * words(page.title) + words(page.text) for page in pages]
-        corpus = [[vocabulary.setdefault(word, len(vocabulary)) for word in page_words] for page_words in corpus]
-        if not vocabulary:
-            raise ValueError("Search needs at least one page with a word in it.")
-        self.bm25 = bm25s.BM25()
-        self.bm25.index((corpus, vocabulary), show_progress=False, create_empty_token=False)
-        self.titles = [set(words(page.title)) for page in pages]
-        sentences = [SENTENCE_END.split(page.text.strip()) for page in pages]
-        self.sentences = [[(sentence, set(words(sentence))) for sentence in of_page] for of_page in sentences]
+        self.bm25 = bm25 or bm25_index(pages)
+        self._page_words = functools.lru_cache(4096)(self._words_of)  # of pages that were found; a corpus may be large
 
     def search(self, query: str, k: int = 1) -> list[Hit]:
         """The best k pages, best first, equal scores in the order of the pages; only pages that share a word."""
@@ -139,13 +137,34 @@ class Search:
         if not ids:
             return []
         scores = self.bm25.get_scores_from_ids(ids)  # [pages]; bm25s' retrieve() is slower, and its ties in any order
-        best = [i for i in np.argsort(-scores, kind="stable")[:k] if scores[i] > 0]
+        found = np.flatnonzero(scores > 0)
+        best = found[np.argsort(-scores[found], kind="stable")[:k]].tolist()
         return [Hit(self.pages[i].id, self.pages[i].title, self._snippet(i, asked), float(scores[i])) for i in best]
 
     def _snippet(self, i: int, asked: list[str]) -> str:
         """The sentence of page i that shares most words with the query, without the title's; the first of several."""
-        wanted = set(asked) - self.titles[i]
-        return max(self.sentences[i], key=lambda sentence: len(wanted & sentence[1]))[0][:SNIPPET_CHARS]
+        title, sentences = self._page_words(i)
+        wanted = set(asked) - title
+        return max(sentences, key=lambda sentence: len(wanted & sentence[1]))[0][:SNIPPET_CHARS]
+
+    def _words_of(self, i: int) -> tuple[set[str], list[tuple[str, set[str]]]]:
+        """The words of page i's title, and its sentences with theirs."""
+        page = self.pages[i]
+        return set(words(page.title)), [(s, set(words(s))) for s in SENTENCE_END.split(page.text.strip())]
+
+
+def bm25_index(pages: list[Page]) -> bm25s.BM25:
+    """The index of Search. ValueError if there is no word at all."""
+    vocabulary: dict[str, int] = {}
+    corpus = [
+        [vocabulary.setdefault(word, len(vocabulary)) for word in 2 * words(page.title) + words(page.text)]
+        for page in pages
+    ]
+    if not vocabulary:
+        raise ValueError("Search needs at least one page with a word in it.")
+    bm25 = bm25s.BM25()
+    bm25.index((corpus, vocabulary), show_progress=False, create_empty_token=False)
+    return bm25
 
 
 @functools.cache
@@ -212,11 +231,19 @@ def _fault(name: str, arguments: dict) -> str:
 class Tools:
     """The three tools over one corpus; without pages search finds nothing. ValueError if two pages have the same id.
 
-    page_chars: characters of a page in one visit; max_output: characters of a Python result; k: hits of one search.
+    page_chars: characters of a page in one visit; max_output: characters of a Python result; k: hits of one search;
+    bm25: the pages' index, if there is one already (``corpus.load``).
     """
 
-    def __init__(self, pages: list[Page], page_chars: int = 2000, max_output: int = 500, k: int = 1):
-        self.index = Search(pages) if pages else None
+    def __init__(
+        self,
+        pages: list[Page],
+        page_chars: int = 2000,
+        max_output: int = 500,
+        k: int = 1,
+        bm25: bm25s.BM25 | None = None,
+    ):
+        self.index = Search(pages, bm25) if pages else None
         self.by_id = {page.id: page for page in pages}
         if len(self.by_id) < len(pages):
             raise ValueError("Two pages have the same id, so that visit cannot tell them apart.")

@@ -491,6 +491,8 @@ def test_an_untrained_model_and_the_interrupt(folders, gaia, tmp_path, monkeypat
         (["--model", "atlas-lm", "--turns", "0"], "turns"),
         (["--model", "atlas-lm", "--benchmark", "gaja"], "gaja"),
         (["--model", "atlas-lm", "--benchmark", "gaia"], "--data"),
+        (["--model", "atlas-lm", "--judge", "x"], "leave out --judge"),
+        (["--model", "atlas-lm", "--judge-url", "http://x"], "--judge MODEL"),
         (["--model", "nosuch"], "nosuch"),
         (["nosuch"], "nosuch"),
         (["--report", "nosuch"], "no evaluation"),
@@ -505,6 +507,26 @@ def test_nonsense_is_one_sentence_and_writes_nothing(flags, says, tmp_path, monk
         code = exit_.code
     assert code == 2 and says in one_sentence(capsys)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_corpus_is_searched_and_part_of_the_configuration(folders, gaia, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages" / "a.txt").write_text("One apple")
+    flags = ["--model", str(folders["llama"]), "--benchmark", "gaia", "--data", str(gaia), "--length", "4"]
+    flags += ["--threads", "1", "--out", str(tmp_path / "out")]
+    seen, loop = [], evaluate.evaluate
+
+    def look(policy, tools, *rest):
+        seen.append(tools.run("search", {"query": "apple"}))
+        return loop(policy, tools, *rest)
+
+    monkeypatch.setattr(evaluate, "evaluate", look)
+    assert evaluate.main([*flags, "--corpus", str(tmp_path / "pages")]) == 0
+    assert seen[0].text == "One apple: One apple [id a.txt]"
+    assert "pages, 1 pages" in capsys.readouterr().out
+    assert evaluate.main(flags) == 2
+    assert "another corpus" in one_sentence(capsys) and seen[1].text == "No results."
 
 
 def test_the_names_of_the_graders_are_known():
