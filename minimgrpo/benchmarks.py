@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 
-from minimgrpo import tasks
+from minimgrpo import readers, tasks
 from minimgrpo.scorer import exact_match, f1_score, gaia_score
 from minimgrpo.tasks import DataError
 from minimgrpo.tools import Page
@@ -175,6 +175,8 @@ def _gaia(name: str, split: str, path: Path) -> Benchmark:
             question += f"\n\nAttached file: {attached}"
         gold = _gold(row.get("Final answer"))
         out.append(Task(str(row["task_id"]), question, _level(where, row["Level"]), gold))
+    if problem := readers.lacking(files):
+        raise DataError(problem)
     return Benchmark(name, out, "gaia", files=files)
 
 

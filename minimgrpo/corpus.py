@@ -16,18 +16,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import bm25s
 
 from minimgrpo import log, tasks
+from minimgrpo.readers import HTML, html_text
 from minimgrpo.tasks import DataError
 from minimgrpo.tools import STOP_WORD, WORD, Page, bm25_index
 
-TEXT, HTML = (".txt", ".md"), (".html", ".htm")
-UNSEEN = {"script", "style", "noscript", "template", "svg"}
-INLINE = set(re.findall(r"\w+", "a abbr b cite code em font i mark q s small span strong sub sup u wbr"))
+TEXT = (".txt", ".md")
 
 
 def load(path: str | Path) -> tuple[list[Page], bm25s.BM25, str]:
@@ -78,40 +76,3 @@ def _page(file: Path, page_id: str) -> Page:
     elif file.suffix.lower() == ".md" and (heading := re.search(r"^#{1,6}\s+(.+?)\s*#*$", text, re.MULTILINE)):
         title = heading[1]
     return Page(page_id, title or text.partition("\n")[0][:120].strip() or file.stem, text)
-
-
-def html_text(source: str) -> tuple[str, str]:
-    """(title, visible text) of an HTML page, a line for each block.
-
-    >>> html_text("<title>Oslo</title><h1>Oslo</h1><p>A <b>cold</b> city &amp; port.<script>1 < 2</script></p>")
-    ('Oslo', 'Oslo\\nA cold city & port.')
-    """
-    reader = _Reader()
-    reader.feed(source)
-    reader.close()
-    lines = (" ".join(line.split()) for line in "".join(reader.text).split("\n"))
-    return " ".join("".join(reader.title).split()), "\n".join(line for line in lines if line)
-
-
-class _Reader(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.title, self.text, self.unseen, self.in_title = [], [], 0, False
-
-    def handle_starttag(self, tag, attributes):
-        self.unseen += tag in UNSEEN
-        self.in_title = tag == "title" and not self.title
-        if tag not in INLINE:
-            self.text.append("\n")
-
-    def handle_endtag(self, tag):
-        self.unseen = max(0, self.unseen - (tag in UNSEEN))
-        self.in_title = False
-        if tag not in INLINE:
-            self.text.append("\n")
-
-    def handle_data(self, data):
-        if self.in_title:
-            self.title.append(data)
-        elif not self.unseen:
-            self.text.append(data.replace("\n", " "))

@@ -41,6 +41,7 @@ with display.interruptible():  # torch and transformers take seconds to import
     from minimgrpo import agents, benchmarks, corpus, log, metrics, results, train
     from minimgrpo.agents import Limits, SubTask, generator
     from minimgrpo.benchmarks import Benchmark, Task
+    from minimgrpo.chat import Chat
     from minimgrpo.experts import Rubric
     from minimgrpo.judge import Judge, endpoint, local
     from minimgrpo.log import LogError, RunLog
@@ -245,6 +246,7 @@ def open_evaluation(
         "adapters": {role: digest(*policy.parameters(role).values()) for role in ROLES},
         "prompts": digest(*policy.chat.prompts.values()),
         "tools": {"page_chars": tools.page_chars, "max_output": tools.max_output, "k": tools.k},
+        "files": digest(*(hashlib.sha256(p.read_bytes()).hexdigest() for p in benchmark.files.values())),
         "tasks": digest(*(repr((t.task_id, t.question, t.level, t.answers)) for t in benchmark.tasks)),
         "task_ids": [task.task_id for task in benchmark.tasks],
     }
@@ -452,7 +454,10 @@ def main(argv: list[str] | None = None) -> int:
             pages, index, facts["corpus"] = corpus.load(args.corpus)
         elif pages:
             facts["corpus"] = f"the benchmark's {len(pages)} pages, {corpus.content_hash(pages)}"
-        tools = Tools(pages, bm25=index)
+        tools = Tools(pages, bm25=index, files=benchmark.files)
+        if benchmark.files:
+            policy.chat = Chat(policy.chat.tokenizer, "files")  # its prompts tell of the tool that reads them
+            print(f"{len(benchmark.files)} attached files")
         judge = None
         if args.judge:
             judge = Judge(args.judge, endpoint(args.judge, args.judge_url) if args.judge_url else local(args.judge))

@@ -1,4 +1,4 @@
-"""The executor's three tools: search a corpus, visit a page, run Python.
+"""The executor's three tools: search a corpus, visit a page, run Python (and a fourth: read an attached file).
 
 Every call gives a ToolResult: a failure is text that the agent reads, and nothing an agent writes raises an exception.
 The same call gives the same text in every process, so that a run which was killed and continued sees what it would have
@@ -15,10 +15,13 @@ import functools
 import re
 import unicodedata
 from dataclasses import dataclass
+from pathlib import Path
 
 import bm25s
 import numpy as np
 from pydantic_monty import CollectString, Monty, MontyCrashedError, MontyRuntimeError, MontySyntaxError
+
+from minimgrpo import readers
 
 # None of these is the symbol of a chemical element: as (arsenic), at, be, he, i, in, no, am and os are left to BM25,
 # which gives next to no weight to a word that most pages have.
@@ -64,6 +67,14 @@ TOOL_DESCRIPTIONS = [
         code={"type": "string", "description": "the program"},
     ),
 ]
+READ_FILE = _tool(
+    "read_file",
+    "Read a file that is attached to the question. A long one comes in parts, like a page.",
+    required="file",
+    file={"type": "string", "description": "the file's name"},
+    page={"type": "integer", "description": "the part, from 1; 1 if left out"},
+)
+"""A fourth tool, there only where a benchmark has attachments."""
 
 
 @dataclass(frozen=True)
@@ -209,9 +220,9 @@ def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 4] + " ..."
 
 
-def _fault(name: str, arguments: dict) -> str:
-    """What is wrong with a call by TOOL_DESCRIPTIONS, as a sentence for the agent; '' if nothing is."""
-    schemas = {tool["name"]: tool["parameters"] for tool in TOOL_DESCRIPTIONS}
+def _fault(name: str, arguments: dict, descriptions: list[dict]) -> str:
+    """What is wrong with a call by the tools' descriptions, as a sentence for the agent; '' if nothing is."""
+    schemas = {tool["name"]: tool["parameters"] for tool in descriptions}
     if not isinstance(name, str) or name not in schemas:
         return f"There is no such tool. The tools are {', '.join(schemas)}."
     if not isinstance(arguments, dict):
@@ -232,7 +243,8 @@ class Tools:
     """The three tools over one corpus; without pages search finds nothing. ValueError if two pages have the same id.
 
     page_chars: characters of a page in one visit; max_output: characters of a Python result; k: hits of one search;
-    bm25: the pages' index, if there is one already (``corpus.load``).
+    bm25: the pages' index, if there is one already (``corpus.load``); files: attachments by name, which
+    a fourth tool reads; nothing else on the disk can be named.
     """
 
     def __init__(
@@ -242,7 +254,10 @@ class Tools:
         max_output: int = 500,
         k: int = 1,
         bm25: bm25s.BM25 | None = None,
+        files: dict[str, Path] | None = None,
     ):
+        self.descriptions = [*TOOL_DESCRIPTIONS, READ_FILE] if files else TOOL_DESCRIPTIONS
+        self.files, self._file_text = files or {}, functools.lru_cache(64)(readers.text_of)
         self.index = Search(pages, bm25) if pages else None
         self.by_id = {page.id: page for page in pages}
         if len(self.by_id) < len(pages):
@@ -251,7 +266,7 @@ class Tools:
 
     def run(self, name: str, arguments: dict) -> ToolResult:
         """One call, such as run("visit", {"id": "gh"})."""
-        fault = _fault(name, arguments)
+        fault = _fault(name, arguments, self.descriptions)
         if fault:
             return ToolResult(_cut(fault, self.max_output), ok=False)
         if name == "search":
@@ -260,6 +275,8 @@ class Tools:
             return ToolResult("\n".join(lines) or "No results.", ok=True)
         if name == "visit":
             return self._visit(arguments["id"], arguments.get("page", 1))
+        if name == "read_file":
+            return self._read_file(arguments["file"], arguments.get("page", 1))
         return run_python(arguments["code"], self.max_output)
 
     def run_many(self, calls: list[tuple[str, dict]]) -> list[ToolResult]:
@@ -269,7 +286,18 @@ class Tools:
     def _visit(self, page_id: str, number: int) -> ToolResult:
         if page_id not in self.by_id:
             return ToolResult(_cut(f"No page with id {page_id!r}.", self.max_output), ok=False)
-        text = self.by_id[page_id].text
+        return self._part(self.by_id[page_id].text, number)
+
+    def _read_file(self, name: str, number: int) -> ToolResult:
+        if name not in self.files:
+            text = f"There is no attached file {name!r}. The files are named in the question."
+            return ToolResult(_cut(text, self.max_output), ok=False)
+        try:
+            return self._part(self._file_text(self.files[name]), number)
+        except readers.Unreadable as error:
+            return ToolResult(_cut(str(error), self.max_output), ok=False)
+
+    def _part(self, text: str, number: int) -> ToolResult:
         count = max(1, -(-len(text) // self.page_chars))
         if not 1 <= number <= count:
             return ToolResult(f"This page has only part 1 to part {count}.", ok=False)
