@@ -20,7 +20,7 @@ from minimgrpo import protocol
 from minimgrpo.policy import Policy
 from minimgrpo.protocol import Call, Malformed, Result
 from minimgrpo.tools import ToolResult, Tools
-from minimgrpo.trajectory import Trajectory
+from minimgrpo.trajectory import Rollout, Trajectory
 
 
 @dataclass(frozen=True)
@@ -187,3 +187,28 @@ def execute(
 def report(trajectory: Trajectory) -> ToolResult:
     """What the planner gets to read of an executor's work."""
     return ToolResult(trajectory.result, True) if trajectory.format_ok else ToolResult(protocol.NO_REPORT, False)
+
+
+def team_rollouts(
+    policy: Policy,
+    tools: Tools,
+    questions: list,
+    limits: Limits,
+    temperature: float,
+    key: tuple,
+    deadline: float | None = None,
+) -> list[Rollout]:
+    """One rollout of each question, in order, as one batch. ``key`` is what its random numbers depend on."""
+    executed: list[Trajectory] = []
+
+    def delegate(turn: int, sub_tasks: list[SubTask]) -> list[ToolResult]:
+        draws = generator(*key, "executor", turn)
+        done = execute(policy, tools, sub_tasks, limits, temperature, draws, deadline)
+        executed.extend(done)
+        return [report(t) for t in done]
+
+    planned = plan(policy, questions, 1, delegate, limits, temperature, generator(*key, "planner"), deadline)
+    calls: dict[str, list] = {}
+    for trajectory in sorted(executed, key=lambda t: t.call):
+        calls.setdefault(trajectory.question_id, []).append(trajectory)
+    return [Rollout(t, calls.get(t.question_id, [])) for t in planned]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from minimgrpo import benchmarks, evaluate, log, results, train
+from minimgrpo import benchmarks, evaluate, log, loop, results, train
 from minimgrpo.agents import Limits
 from minimgrpo.benchmarks import Benchmark, Task
-from minimgrpo.evaluate import Settings
 from minimgrpo.log import LogError
+from minimgrpo.loop import Settings
 from minimgrpo.protocol import call_text
 from minimgrpo.tasks import DataError
 from minimgrpo.tools import Page, Tools
@@ -44,7 +44,7 @@ def say(role, user, _row, turn):
 @pytest.fixture
 def team(scripted, monkeypatch):
     """A scripted policy with the few things that the configuration looks at."""
-    monkeypatch.setattr(evaluate, "digest", lambda *parts: str(hash(parts))[-8:])
+    monkeypatch.setattr(loop, "digest", lambda *parts: str(hash(parts))[-8:])
     policy = scripted(say)
     policy.parameters = lambda role: {"a": f"adapter of {role}"}
     policy.model = type("M", (), {"get_input_embeddings": lambda self: type("E", (), {"weight": "w"})()})()
@@ -55,7 +55,7 @@ def run(policy, root, some=None, grader="gaia", limits=LIMITS, **settings):
     some = TASKS if some is None else some
     benchmark = Benchmark("gaia", some, grader, PAGES)
     settings = Settings(**{"batch": 2, **settings})
-    return evaluate.evaluate(policy, Tools(PAGES), benchmark, settings, limits, {"corpus": "two pages"}, root)
+    return loop.evaluate(policy, Tools(PAGES), benchmark, settings, limits, {"corpus": "two pages"}, root)
 
 
 # ------------------------------------------------------------------------------------------------------------ a record
@@ -120,7 +120,7 @@ def test_a_hostile_page_stays_text(team, tokenizer, tmp_path):
 
     team.script = relay
     benchmark = Benchmark("gaia", TASKS[:1], "gaia")
-    found = evaluate.evaluate(team, tools, benchmark, Settings(), Limits(length=90), {"corpus": "x"}, tmp_path / "out")
+    found = loop.evaluate(team, tools, benchmark, Settings(), Limits(length=90), {"corpus": "x"}, tmp_path / "out")
     one = found.records["t1", 0]
     [executor] = one["messages"]["executor"]
     shown = executor[3]["content"]
@@ -450,9 +450,9 @@ def test_the_adapters_of_the_run_are_the_ones_that_answer(trained, folders, load
     assert (facts["step"], name, untrained) == (1, "step-000001", "untrained-llama")
     for role in ("planner", "executor"):
         file = trained / role / "checkpoint-000001"
-        one = evaluate.digest(*policy.parameters(role).values())
+        one = loop.digest(*policy.parameters(role).values())
         fresh.load_adapter(role, file)
-        assert one == evaluate.digest(*fresh.parameters(role).values())
+        assert one == loop.digest(*fresh.parameters(role).values())
 
 
 def test_an_untrained_model_and_the_interrupt(folders, gaia, tmp_path, monkeypatch, capsys):
@@ -467,10 +467,9 @@ def test_an_untrained_model_and_the_interrupt(folders, gaia, tmp_path, monkeypat
         publish(path, rows, sync)
 
     monkeypatch.setattr(log, "publish", stop)
-    with pytest.raises(SystemExit) as exit_:
-        evaluate.main(flags)
+    assert evaluate.main(flags) == 130
     captured = capsys.readouterr()
-    assert exit_.value.code == 130 and captured.err == "" and f"--out {out}" in captured.out
+    assert captured.err == "" and f"--out {out}" in captured.out
     monkeypatch.setattr(log, "publish", publish)
     assert evaluate.main(["--report", str(out)]) == 0
     assert "pass" not in capsys.readouterr().out  # one attempt each so far
@@ -493,6 +492,7 @@ def test_an_untrained_model_and_the_interrupt(folders, gaia, tmp_path, monkeypat
         (["--model", "atlas-lm", "--benchmark", "gaia"], "--data"),
         (["--model", "atlas-lm", "--judge", "x"], "leave out --judge"),
         (["--model", "atlas-lm", "--judge-url", "http://x"], "--judge MODEL"),
+        (["--model", "atlas-lm", "--submission", "s.jsonl"], "--submission takes"),
         (["--model", "nosuch"], "nosuch"),
         (["nosuch"], "nosuch"),
         (["--report", "nosuch"], "no evaluation"),
@@ -515,13 +515,13 @@ def test_a_corpus_is_searched_and_part_of_the_configuration(folders, gaia, tmp_p
     (tmp_path / "pages" / "a.txt").write_text("One apple")
     flags = ["--model", str(folders["llama"]), "--benchmark", "gaia", "--data", str(gaia), "--length", "4"]
     flags += ["--threads", "1", "--out", str(tmp_path / "out")]
-    seen, loop = [], evaluate.evaluate
+    seen, whole = [], loop.evaluate
 
     def look(policy, tools, *rest):
         seen.append(tools.run("search", {"query": "apple"}))
-        return loop(policy, tools, *rest)
+        return whole(policy, tools, *rest)
 
-    monkeypatch.setattr(evaluate, "evaluate", look)
+    monkeypatch.setattr(loop, "evaluate", look)
     assert evaluate.main([*flags, "--corpus", str(tmp_path / "pages")]) == 0
     assert seen[0].text == "One apple: One apple [id a.txt]"
     assert "pages, 1 pages" in capsys.readouterr().out
@@ -530,5 +530,5 @@ def test_a_corpus_is_searched_and_part_of_the_configuration(folders, gaia, tmp_p
 
 
 def test_the_names_of_the_graders_are_known():
-    assert set(evaluate.GRADERS) == {"gaia", "exact", "squad", "hotpotqa"}
-    assert benchmarks.load("atlas").grader in evaluate.GRADERS
+    assert set(loop.GRADERS) == {"gaia", "exact", "squad", "hotpotqa"}
+    assert benchmarks.load("atlas").grader in loop.GRADERS

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from minimgrpo import evaluate, judge
+from minimgrpo import evaluate, judge, loop
 from minimgrpo.experts import Rubric
 from minimgrpo.judge import Judge, JudgeError, JudgeExpert
 from minimgrpo.trajectory import Trajectory
@@ -132,9 +132,9 @@ def test_an_evaluation_with_a_judge(server, folders, tmp_path, monkeypatch, caps
             t = Trajectory("planner", task.task_id, 0, stop_reason="format")
             if said[task.question]:
                 t.stop_reason, t.result = "result", said[task.question]
-            yield evaluate.Rollout(t)
+            yield loop.Rollout(t)
 
-    monkeypatch.setattr(evaluate, "team_rollouts", lambda *a: list(rollouts(*a)))
+    monkeypatch.setattr(loop, "team_rollouts", lambda *a: list(rollouts(*a)))
     server.replies = ['{"correct": true}', "hm"]
     out = tmp_path / "out"
     flags = ["--model", str(folders["llama"]), "--benchmark", "webwalker", "--data", str(path), "--out", str(out)]
