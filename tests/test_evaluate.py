@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -443,16 +444,23 @@ def test_a_trained_run_from_end_to_end(trained, gaia, tmp_path, capsys):
     assert "another temperature" in one_sentence(capsys)
 
 
-def test_the_adapters_of_the_run_are_the_ones_that_answer(trained, folders, load):
-    config = train.stored_config(trained)
-    policy, facts, name = evaluate.load_policy(trained, config)
-    fresh, _, untrained = evaluate.load_policy(None, config)
-    assert (facts["step"], name, untrained) == (1, "step-000001", "untrained-llama")
+def test_the_adapters_of_the_last_complete_step_are_the_ones_that_answer(trained, load, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    other = load()  # has random adapters; the run's own learned nothing, since a random model is never right
     for role in ("planner", "executor"):
-        file = trained / role / "checkpoint-000001"
-        one = loop.digest(*policy.parameters(role).values())
-        fresh.load_adapter(role, file)
-        assert one == loop.digest(*fresh.parameters(role).values())
+        other.save_adapter(role, run / role / "checkpoint-000002")
+    other.save_adapter("planner", run / "planner" / "checkpoint-000003")  # stopped before the executor's update
+    config = train.stored_config(run)
+    policy, facts, name = evaluate.load_policy(run, config)
+    fresh, _, untrained = evaluate.load_policy(None, config)
+    assert (facts["step"], name, untrained) == (2, "step-000002", "untrained-llama")
+    for role in ("planner", "executor"):
+        answers, saved, base = (loop.digest(*p.parameters(role).values()) for p in (policy, other, fresh))
+        assert answers == saved != base
+    shutil.rmtree(run / "executor")
+    with pytest.raises(LogError, match="no adapters of both roles"):
+        evaluate.load_policy(run, config)
 
 
 def test_an_untrained_model_and_the_interrupt(folders, gaia, tmp_path, monkeypatch, capsys):
