@@ -10,6 +10,7 @@ other: text only, so it may as well cross to another process.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from minimgrpo import protocol
 from minimgrpo.policy import Policy
 from minimgrpo.protocol import Call, Malformed, Result
 from minimgrpo.tools import ToolResult, Tools
-from minimgrpo.trajectory import Trajectory
+from minimgrpo.trajectory import Rollout, Trajectory, rollouts
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,13 @@ def converse(
     limits: Limits,
     temperature: float,
     random: torch.Generator,
+    deadline: float | None = None,
 ) -> None:
     """Fill ``trajectories`` (all of one agent, all new), each opened by its text in ``users``, until all have ended.
 
     ``answer(turn, calls)`` gets one turn's calls as (index into trajectories, Call) and returns their results in order.
+    ``deadline`` is a time of ``time.monotonic()``: whoever would write another message after it ends as a "timeout".
+    An evaluation may set it; training does not, since what happens must not depend on the clock there.
     """
     if not trajectories:
         return
@@ -82,6 +86,10 @@ def converse(
     conversations = policy.conversations(agent, [prompts[i] for i in alive])
     row, new_ids = {i: r for r, i in enumerate(alive)}, None
     for turn in range(limits.turns):
+        if deadline is not None and time.monotonic() > deadline:
+            for i in alive:
+                trajectories[i].stop_reason = "timeout"
+            return
         samples = conversations.generate([row[i] for i in alive], new_ids, limits.length, temperature, random)
         calls, stopped_by = [], {}
         for i, sample in zip(alive, samples, strict=True):
@@ -134,6 +142,7 @@ def plan(
     limits: Limits,
     temperature: float,
     random: torch.Generator,
+    deadline: float | None = None,
 ) -> list[Trajectory]:
     """Planner trajectories of ``rollouts`` attempts at each question, question by question.
 
@@ -152,12 +161,18 @@ def plan(
         )
 
     users = [q.question for q in questions for _ in range(rollouts)]
-    converse(policy, trajectories, users, hand_over, limits, temperature, random)
+    converse(policy, trajectories, users, hand_over, limits, temperature, random, deadline)
     return trajectories
 
 
 def execute(
-    policy: Policy, tools: Tools, sub_tasks: list[SubTask], limits: Limits, temperature: float, random: torch.Generator
+    policy: Policy,
+    tools: Tools,
+    sub_tasks: list[SubTask],
+    limits: Limits,
+    temperature: float,
+    random: torch.Generator,
+    deadline: float | None = None,
 ) -> list[Trajectory]:
     """One executor trajectory per sub-task, in order."""
     trajectories = [Trajectory("executor", s.question_id, s.rollout, s.call) for s in sub_tasks]
@@ -165,10 +180,33 @@ def execute(
     def run_tools(_turn: int, calls: list[tuple[int, Call]]) -> list[ToolResult]:
         return tools.run_many([(call.name, call.arguments) for _, call in calls])
 
-    converse(policy, trajectories, [s.task for s in sub_tasks], run_tools, limits, temperature, random)
+    converse(policy, trajectories, [s.task for s in sub_tasks], run_tools, limits, temperature, random, deadline)
     return trajectories
 
 
 def report(trajectory: Trajectory) -> ToolResult:
     """What the planner gets to read of an executor's work."""
     return ToolResult(trajectory.result, True) if trajectory.format_ok else ToolResult(protocol.NO_REPORT, False)
+
+
+def team_rollouts(
+    policy: Policy,
+    tools: Tools,
+    questions: list,
+    limits: Limits,
+    temperature: float,
+    key: tuple,
+    deadline: float | None = None,
+    executor_policy: Policy | None = None,
+) -> list[Rollout]:
+    """One rollout of each question, in order, as one batch. ``key`` is what its random numbers depend on."""
+    executed: list[Trajectory] = []
+
+    def delegate(turn: int, sub_tasks: list[SubTask]) -> list[ToolResult]:
+        draws = generator(*key, "executor", turn)
+        done = execute(executor_policy or policy, tools, sub_tasks, limits, temperature, draws, deadline)
+        executed.extend(done)
+        return [report(t) for t in done]
+
+    planned = plan(policy, questions, 1, delegate, limits, temperature, generator(*key, "planner"), deadline)
+    return rollouts(planned, executed)

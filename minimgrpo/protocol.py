@@ -27,6 +27,7 @@ TOOLS = {
         "search": {"query": (str, True)},
         "visit": {"id": (str, True), "page": (int, False)},
         "python": {"code": (str, True)},
+        "read_file": {"file": (str, True), "page": (int, False)},
     },
 }
 
@@ -58,6 +59,16 @@ PROMPTS = {
             "asks for, reply with it as short plain text, without a tool call: that is your report."
         ),
     },
+}
+
+
+# "full" for questions with attachments: a part of an evaluation only.
+PROMPTS["files"] = {
+    "planner": PROMPTS["full"]["planner"]
+    + "\nA question may come with attached files. The executor can read them: write a file's name into the task.",
+    "executor": PROMPTS["full"]["executor"]
+    + '\n<tool_call>{"name": "read_file", "arguments": {"file": "..."}}</tool_call> shows an attached file; '
+    'a long one or a long page comes in parts, and "page": 2 as a second argument shows the second.',
 }
 
 

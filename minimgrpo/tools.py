@@ -1,4 +1,4 @@
-"""The executor's three tools: search a corpus, visit a page, run Python.
+"""The executor's three tools: search a corpus, visit a page, run Python (and a fourth: read an attached file).
 
 Every call gives a ToolResult: a failure is text that the agent reads, and nothing an agent writes raises an exception.
 The same call gives the same text in every process, so that a run which was killed and continued sees what it would have
@@ -15,10 +15,13 @@ import functools
 import re
 import unicodedata
 from dataclasses import dataclass
+from pathlib import Path
 
 import bm25s
 import numpy as np
 from pydantic_monty import CollectString, Monty, MontyCrashedError, MontyRuntimeError, MontySyntaxError
+
+from minimgrpo import readers
 
 # None of these is the symbol of a chemical element: as (arsenic), at, be, he, i, in, no, am and os are left to BM25,
 # which gives next to no weight to a word that most pages have.
@@ -64,6 +67,14 @@ TOOL_DESCRIPTIONS = [
         code={"type": "string", "description": "the program"},
     ),
 ]
+READ_FILE = _tool(
+    "read_file",
+    "Read a file that is attached to the question. A long one comes in parts, like a page.",
+    required="file",
+    file={"type": "string", "description": "the file's name"},
+    page={"type": "integer", "description": "the part, from 1; 1 if left out"},
+)
+"""A fourth tool, there only where a benchmark has attachments."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +114,15 @@ def words(text: str) -> list[str]:
     """
     if not text.isascii():
         text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
-    found = WORD.findall(text)
-    kept = [w for w in found if not STOP_WORD.fullmatch(w.lower()) or (w.isupper() and len(w) > 1)]
-    return [w.lstrip(".").casefold() for w in kept]
+    return [folded for word in WORD.findall(text) if (folded := _folded(word))]
+
+
+@functools.lru_cache(2**17)  # a large corpus has millions of words, few of them different
+def _folded(word: str) -> str:
+    """A word as the index knows it, '' for a stop word."""
+    if STOP_WORD.fullmatch(word.lower()) and not (word.isupper() and len(word) > 1):
+        return ""
+    return word.lstrip(".").casefold()
 
 
 class Search:
@@ -117,18 +134,10 @@ class Search:
     [('fe', 'Its density is 7.87 g/cm3.')]
     """
 
-    def __init__(self, pages: list[Page]):
+    def __init__(self, pages: list[Page], bm25: bm25s.BM25 | None = None):
         self.pages = pages
-        vocabulary: dict[str, int] = {}
-        corpus = [2 * words(page.title) + words(page.text) for page in pages]
-        corpus = [[vocabulary.setdefault(word, len(vocabulary)) for word in page_words] for page_words in corpus]
-        if not vocabulary:
-            raise ValueError("Search needs at least one page with a word in it.")
-        self.bm25 = bm25s.BM25()
-        self.bm25.index((corpus, vocabulary), show_progress=False, create_empty_token=False)
-        self.titles = [set(words(page.title)) for page in pages]
-        sentences = [SENTENCE_END.split(page.text.strip()) for page in pages]
-        self.sentences = [[(sentence, set(words(sentence))) for sentence in of_page] for of_page in sentences]
+        self.bm25 = bm25 or bm25_index(pages)
+        self._page_words = functools.lru_cache(4096)(self._words_of)  # of pages that were found; a corpus may be large
 
     def search(self, query: str, k: int = 1) -> list[Hit]:
         """The best k pages, best first, equal scores in the order of the pages; only pages that share a word."""
@@ -139,13 +148,34 @@ class Search:
         if not ids:
             return []
         scores = self.bm25.get_scores_from_ids(ids)  # [pages]; bm25s' retrieve() is slower, and its ties in any order
-        best = [i for i in np.argsort(-scores, kind="stable")[:k] if scores[i] > 0]
+        found = np.flatnonzero(scores > 0)
+        best = found[np.argsort(-scores[found], kind="stable")[:k]].tolist()
         return [Hit(self.pages[i].id, self.pages[i].title, self._snippet(i, asked), float(scores[i])) for i in best]
 
     def _snippet(self, i: int, asked: list[str]) -> str:
         """The sentence of page i that shares most words with the query, without the title's; the first of several."""
-        wanted = set(asked) - self.titles[i]
-        return max(self.sentences[i], key=lambda sentence: len(wanted & sentence[1]))[0][:SNIPPET_CHARS]
+        title, sentences = self._page_words(i)
+        wanted = set(asked) - title
+        return max(sentences, key=lambda sentence: len(wanted & sentence[1]))[0][:SNIPPET_CHARS]
+
+    def _words_of(self, i: int) -> tuple[set[str], list[tuple[str, set[str]]]]:
+        """The words of page i's title, and its sentences with theirs."""
+        page = self.pages[i]
+        return set(words(page.title)), [(s, set(words(s))) for s in SENTENCE_END.split(page.text.strip())]
+
+
+def bm25_index(pages: list[Page]) -> bm25s.BM25:
+    """The index of Search. ValueError if there is no word at all."""
+    vocabulary: dict[str, int] = {}
+    corpus = [
+        [vocabulary.setdefault(word, len(vocabulary)) for word in 2 * words(page.title) + words(page.text)]
+        for page in pages
+    ]
+    if not vocabulary:
+        raise ValueError("Search needs at least one page with a word in it.")
+    bm25 = bm25s.BM25()
+    bm25.index((corpus, vocabulary), show_progress=False, create_empty_token=False)
+    return bm25
 
 
 @functools.cache
@@ -190,9 +220,9 @@ def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 4] + " ..."
 
 
-def _fault(name: str, arguments: dict) -> str:
-    """What is wrong with a call by TOOL_DESCRIPTIONS, as a sentence for the agent; '' if nothing is."""
-    schemas = {tool["name"]: tool["parameters"] for tool in TOOL_DESCRIPTIONS}
+def _fault(name: str, arguments: dict, descriptions: list[dict]) -> str:
+    """What is wrong with a call by the tools' descriptions, as a sentence for the agent; '' if nothing is."""
+    schemas = {tool["name"]: tool["parameters"] for tool in descriptions}
     if not isinstance(name, str) or name not in schemas:
         return f"There is no such tool. The tools are {', '.join(schemas)}."
     if not isinstance(arguments, dict):
@@ -210,13 +240,25 @@ def _fault(name: str, arguments: dict) -> str:
 
 
 class Tools:
-    """The three tools over one corpus. ValueError if two pages have the same id.
+    """The three tools over one corpus; without pages search finds nothing. ValueError if two pages have the same id.
 
-    page_chars: characters of a page in one visit; max_output: characters of a Python result; k: hits of one search.
+    page_chars: characters of a page in one visit; max_output: characters of a Python result; k: hits of one search;
+    bm25: the pages' index, if there is one already (``corpus.load``); files: attachments by name, which
+    a fourth tool reads; nothing else on the disk can be named.
     """
 
-    def __init__(self, pages: list[Page], page_chars: int = 2000, max_output: int = 500, k: int = 1):
-        self.index = Search(pages)
+    def __init__(
+        self,
+        pages: list[Page],
+        page_chars: int = 2000,
+        max_output: int = 500,
+        k: int = 1,
+        bm25: bm25s.BM25 | None = None,
+        files: dict[str, Path] | None = None,
+    ):
+        self.descriptions = [*TOOL_DESCRIPTIONS, READ_FILE] if files else TOOL_DESCRIPTIONS
+        self.files, self._file_text = files or {}, functools.lru_cache(64)(readers.text_of)
+        self.index = Search(pages, bm25) if pages else None
         self.by_id = {page.id: page for page in pages}
         if len(self.by_id) < len(pages):
             raise ValueError("Two pages have the same id, so that visit cannot tell them apart.")
@@ -224,15 +266,17 @@ class Tools:
 
     def run(self, name: str, arguments: dict) -> ToolResult:
         """One call, such as run("visit", {"id": "gh"})."""
-        fault = _fault(name, arguments)
+        fault = _fault(name, arguments, self.descriptions)
         if fault:
             return ToolResult(_cut(fault, self.max_output), ok=False)
         if name == "search":
-            hits = self.index.search(arguments["query"], self.k)
+            hits = self.index.search(arguments["query"], self.k) if self.index else []
             lines = [f"{hit.title}: {hit.snippet} [id {hit.id}]" for hit in hits]
             return ToolResult("\n".join(lines) or "No results.", ok=True)
         if name == "visit":
             return self._visit(arguments["id"], arguments.get("page", 1))
+        if name == "read_file":
+            return self._read_file(arguments["file"], arguments.get("page", 1))
         return run_python(arguments["code"], self.max_output)
 
     def run_many(self, calls: list[tuple[str, dict]]) -> list[ToolResult]:
@@ -242,7 +286,18 @@ class Tools:
     def _visit(self, page_id: str, number: int) -> ToolResult:
         if page_id not in self.by_id:
             return ToolResult(_cut(f"No page with id {page_id!r}.", self.max_output), ok=False)
-        text = self.by_id[page_id].text
+        return self._part(self.by_id[page_id].text, number)
+
+    def _read_file(self, name: str, number: int) -> ToolResult:
+        if name not in self.files:
+            text = f"There is no attached file {name!r}. The files are named in the question."
+            return ToolResult(_cut(text, self.max_output), ok=False)
+        try:
+            return self._part(self._file_text(self.files[name]), number)
+        except readers.Unreadable as error:
+            return ToolResult(_cut(str(error), self.max_output), ok=False)
+
+    def _part(self, text: str, number: int) -> ToolResult:
         count = max(1, -(-len(text) // self.page_chars))
         if not 1 <= number <= count:
             return ToolResult(f"This page has only part 1 to part {count}.", ok=False)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from minimgrpo.protocol import TOOLS
 
 # Why a trajectory ended. Only "result" can earn a reward.
-STOP_REASONS = ("result", "format", "turns", "calls", "length", "context")
+STOP_REASONS = ("result", "format", "turns", "calls", "length", "context", "timeout")
 
 
 @dataclass
