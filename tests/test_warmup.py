@@ -39,6 +39,11 @@ def test_every_demonstration_is_a_correct_conversation(role):
     assert seen == ({1, 2, 3, 4} if role == "planner" else {"search", "python"})
 
 
+def test_the_planner_is_shown_as_many_questions_of_each_kind_as_the_atlas_asks():
+    turns = [sum(m.role == "assistant" for m in demo.messages) for demo in demonstrations("planner", 40, seed=0)]
+    assert [turns.count(n) for n in (1, 2, 3, 4)] == [10, 10, 10, 10]  # a puzzle needs no delegation, a sum three
+
+
 def test_no_name_of_the_atlas_occurs(monkeypatch):
     pages = tasks.load_pages()
     known = {w for p in pages for w in re.findall(r"\b[A-Z]\w*", f"{p.title} {p.text}")}
