@@ -213,7 +213,7 @@ def test_two_servers_that_are_killed_again_and_again_write_the_same_files(model,
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200)
     assert done.returncode == 0, done.stderr
     kills = json.loads(done.stdout.splitlines()[-1])
-    assert sum(kills[role] for role in ROLES) >= 24 and min(kills[role] for role in ROLES) >= 5, kills
+    assert sum(kills[role] for role in ROLES) >= 20 and min(kills[role] for role in ROLES) >= 3, kills
 
 
 # ------------------------------------------------------------------------------------------------------------ accidents
@@ -348,7 +348,8 @@ def test_the_executor_serves_with_the_version_that_staleness_says(model, calm, s
         for role, late in (("planner", 0), ("executor", staleness)):
             measured = log.read_metrics(RunLog(root).metrics(role))[step - 1]
             assert measured["step"] == step and measured["staleness"] == min(late, step - 1)
-            ratios[measured["staleness"] > 0].append(measured["ratio_max"])
+            if measured["trained"]:  # else there were no ratios
+                ratios[measured["staleness"] > 0].append(measured["ratio_max"])
     assert ratios[False] == pytest.approx([1] * len(ratios[False]), abs=1e-4)
     assert not staleness or max(ratios[True]) > 1.001  # the importance ratio has something to do
 
