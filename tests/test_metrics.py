@@ -111,7 +111,15 @@ def test_what_both_roles_have_by_hand():
         **{"sample_seconds": 2.0, "sample_tokens_per_second": 12.0, "learn_tokens_per_second": 32.0},
     }
     assert {name: row[name] for name in expected} == pytest.approx(expected)
-    assert row["stop_reasons"] == {"result": 2, "format": 1, "turns": 0, "calls": 0, "length": 1, "context": 0}
+    assert row["stop_reasons"] == {
+        "result": 2,
+        "format": 1,
+        "turns": 0,
+        "calls": 0,
+        "length": 1,
+        "context": 0,
+        "timeout": 0,
+    }
     assert {row[name] for name in set(row) - set(expected) - {"stop_reasons"}} == {None}  # not measured
 
 
