@@ -47,7 +47,7 @@ D_MAX = 8  # of the alignment's measurement
 TIMED = {  # part: the functions that count for it, each as (where it lives, its name)
     "sampling": [(sampler.Conversations, "generate")],
     "tools": [(tools.Tools, "run_many")],
-    "log": [(log, "publish"), (log, "publish_text"), (log, "read")],
+    "log": [(log, "publish"), (log, "publish_text"), (log, "replace"), (log, "read")],
     "checkpoints": [(log, "publish_folder"), (shutil, "rmtree")],
     "scoring": [(Policy, "score")],
     "backward": [(torch.Tensor, "backward"), (torch.nn.utils, "clip_grad_norm_"), (torch.optim.Adam, "step")],

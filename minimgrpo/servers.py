@@ -146,6 +146,7 @@ class Server:
         self.learner = Learner(policy, self.role, config.objective, config.temperature)
         self.rows: dict[int, dict] = {}  # step -> its line of metrics.jsonl
         self.sample_seconds: dict[int, float] = {}  # step -> what sampling it took this process
+        self.latest: tuple[int, list[Trajectory]] = (0, [])  # published last by this process, as the file has it
 
     def play(self, step: int, wait: Wait) -> list[Trajectory]:
         """Play the step, unless its trajectories are published already -> these."""
@@ -176,9 +177,12 @@ class Server:
         for trajectory in trajectories:
             trajectory.run, trajectory.step = self.log.root.name, step
         log.publish(self.log.trajectories(self.role, step), (t.to_json() for t in trajectories))
+        self.latest = step, trajectories
 
     def published(self, step: int) -> list[Trajectory]:
-        """Read them back."""
+        """The step's published trajectories."""
+        if self.latest[0] == step:
+            return self.latest[1]
         return log.read_trajectories(self.log.trajectories(self.role, step))
 
     def learn(self, version: int) -> None:
@@ -363,10 +367,12 @@ class ExecutorServer(Server):
         or a GPU, would come to other ones the second time.
         """
         path = self.log.turn(step, self.turn)
-        if not path.exists():
+        if path.exists():
+            done = log.read_trajectories(path)
+        else:
             sub_tasks = rows(self.log.mail(step, self.turn, "requests"), lambda row: SubTask(**row))
-            log.publish(path, (t.to_json() for t in self.serve(step, self.turn, sub_tasks)))
-        done = log.read_trajectories(path)
+            done = self.serve(step, self.turn, sub_tasks)
+            log.publish(path, (t.to_json() for t in done))
         log.publish(self.log.mail(step, self.turn, "reports"), (asdict(agents.report(t)) for t in done))
         self.done += done
         self.turn += 1
