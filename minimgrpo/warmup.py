@@ -57,14 +57,17 @@ def encode(chat: Chat, demonstration: Demonstration) -> Trajectory:
     return trajectory
 
 
-def batches(trajectories: list[Trajectory], tokens: int, rng: random.Random) -> list[list[Trajectory]]:
-    """All of them once, in batches of about equal length and at most ``tokens`` padded tokens, in random order."""
-    cut: list[list[Trajectory]] = []
-    for trajectory in sorted(trajectories, key=lambda t: len(t.token_ids)):
-        if not cut or len(trajectory.token_ids) * (len(cut[-1]) + 1) > tokens:
+def batches(trajectories: list[Trajectory], tokens: int) -> list[list[Trajectory]]:
+    """All of them once, in order, in batches of at most ``tokens`` padded tokens.
+
+    Not sorted by length, as the learner does: a kind of question has a length, and a step should see every kind.
+    """
+    cut: list[list[Trajectory]] = [[]]
+    for trajectory in trajectories:
+        longest = max(len(t.token_ids) for t in [*cut[-1], trajectory])
+        if cut[-1] and longest * (len(cut[-1]) + 1) > tokens:
             cut.append([])
         cut[-1].append(trajectory)
-    rng.shuffle(cut)
     return cut
 
 
@@ -77,7 +80,7 @@ def warm_up(learner: Learner, count: int, seed: int) -> list[float]:
     policy, started = learner.policy, time.perf_counter()
     encoded = [encode(policy.chat, demonstration) for demonstration in demonstrations(learner.role, count, seed)]
     fitting = [t for t in encoded if len(t.token_ids) <= policy.max_context]
-    steps = batches(fitting, min(BATCH, learner.objective.tokens), random.Random(seed))
+    steps = batches(fitting, min(BATCH, learner.objective.tokens))
     before = [parameter.detach().clone() for parameter in learner.parameters]
     losses: list[float] = []
     shown = 0
