@@ -7,8 +7,7 @@ and about *invented* facts: they show how to ask, to call and to report, and giv
 
 *Paper*: stage 1 of its curriculum is reinforcement learning on easy questions until the format holds. *Ours*: one pass
 of supervised learning, with the mean negative log-likelihood of the tokens that the agent writes, its stop tokens
-included, as the loss. It costs a small part of the rollouts that it saves. The optimizer is of the learner's family but
-its own: M-GRPO starts with a fresh one.
+included, as the loss. The optimizer is of the learner's family but its own: M-GRPO starts with a fresh one.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from minimgrpo.trajectory import Trajectory
 
 BATCH = 2048  # padded tokens in an optimizer step, unless the objective's ``tokens`` are fewer
 LR = 1e-3  # at the start; it falls to nothing, linearly
-KINDS = {  # of each a quarter; with half of the questions puzzles a small model never learned to delegate
+KINDS = {  # in turn; with half of the questions puzzles, SmolLM2 answered all of them at once instead of delegating
     "planner": ("puzzle", "lookup", "two-hop", "calculation"),
     "executor": ("lookup", "identify", "lookup", "compute"),
 }

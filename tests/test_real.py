@@ -18,7 +18,7 @@ from minimgrpo.trajectory import Trajectory
 
 pytestmark = pytest.mark.real
 
-TOLERANCE = 0.02  # of a log-prob: bitsandbytes computes the NF4 product by other kernels for other shapes
+TOLERANCE = 1e-3  # of a log-prob; 2e-5 was measured, in float32 on a CPU
 
 
 @pytest.fixture(scope="module")
