@@ -31,7 +31,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from minimgrpo.protocol import ROLES
@@ -98,7 +98,6 @@ class RunLog:
 
 def publish(path: Path, rows: Iterable[dict]) -> None:
     """Write one JSON line per row and publish the file. A published file is left as it is.
-
 
     A server that was killed makes its step again with the same random numbers, and so comes to the same files. Raises
     LogError when the file stands there and says something else.
@@ -229,7 +228,7 @@ def read_config(root: Path) -> dict:
 
 def read_trajectories(path: Path) -> list[Trajectory]:
     """A published step's trajectories. Raises LogError as ``read`` does, and for a line that is no trajectory."""
-    return _decoded(path, Trajectory.from_json, MEND)
+    return decoded(path, Trajectory.from_json)
 
 
 def read_rollouts(path: Path) -> list[Rollout]:
@@ -238,7 +237,7 @@ def read_rollouts(path: Path) -> list[Rollout]:
     def decode(row: dict) -> Rollout:
         return Rollout(Trajectory.from_json(row["planner"]), [Trajectory.from_json(call) for call in row["calls"]])
 
-    return _decoded(path, decode, "remove it and resume the demo, to evaluate again")
+    return decoded(path, decode, "remove it and resume the demo, to evaluate again")
 
 
 def read_metrics(path: Path) -> list[dict]:
@@ -248,10 +247,11 @@ def read_metrics(path: Path) -> list[dict]:
         return {"step": row["step"], "role": row["role"]} | row
 
     mend = "remove it and resume the run, to measure its steps again (without their updates)"
-    return _decoded(path, decode, mend) if path.exists() else []
+    return decoded(path, decode, mend) if path.exists() else []
 
 
-def _decoded(path: Path, decode, mend: str) -> list:
+def decoded(path: Path, decode: Callable[[dict], object], mend: str = MEND) -> list:
+    """``decode(row)`` of each row of a published file. Raises LogError as ``read`` does, and where decode fails."""
     try:
         return [decode(row) for row in read(path, mend)]
     except LogError:

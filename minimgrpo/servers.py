@@ -255,16 +255,6 @@ class Server:
             shutil.rmtree(self.log.checkpoint(self.role, version), ignore_errors=True)
 
 
-def rows(path: Path, make: Callable[[dict], object]) -> list:
-    """``make(row)`` of each row of a published file. Raises LogError when it is missing or damaged."""
-    try:
-        return [make(row) for row in log.read(path)]
-    except (ValueError, TypeError, KeyError) as error:
-        if isinstance(error, LogError):
-            raise
-        raise LogError(f"{path} is damaged ({error}): put back a copy of it, or start a new run") from None
-
-
 class PlannerServer(Server):
     """Owns the questions: rolls out, judges right or wrong, tells the outcomes."""
 
@@ -282,7 +272,7 @@ class PlannerServer(Server):
         """Publish one turn's sub-tasks, wait for their reports."""
         log.publish(self.log.mail(step, turn, "requests"), (asdict(s) for s in sub_tasks))
         path = wait(self.log.mail(step, turn, "reports"))
-        reports = rows(path, lambda row: ToolResult(**row))
+        reports = log.decoded(path, lambda row: ToolResult(**row))
         if len(reports) != len(sub_tasks):
             raise LogError(f"{path} has {len(reports)} reports of {len(sub_tasks)}: put back a copy of it")
         return reports
@@ -358,7 +348,7 @@ class ExecutorServer(Server):
         outcomes = self.log.outcomes(step)
         while wait(self.log.mail(step, self.turn, "requests"), outcomes) != outcomes:
             self.answer(step)
-        return self.settle(step, rows(outcomes, lambda row: {name: row[name] for name in OUTCOME}))
+        return self.settle(step, log.decoded(outcomes, lambda row: {name: row[name] for name in OUTCOME}))
 
     def answer(self, step: int) -> None:
         """Do the next turn's sub-tasks, unless a killed server has done them, and publish their reports.
@@ -370,7 +360,8 @@ class ExecutorServer(Server):
         if path.exists():
             done = log.read_trajectories(path)
         else:
-            sub_tasks = rows(self.log.mail(step, self.turn, "requests"), lambda row: SubTask(**row))
+            requests = self.log.mail(step, self.turn, "requests")
+            sub_tasks = log.decoded(requests, lambda row: SubTask(**row))
             done = self.serve(step, self.turn, sub_tasks)
             log.publish(path, (t.to_json() for t in done))
         log.publish(self.log.mail(step, self.turn, "reports"), (asdict(agents.report(t)) for t in done))

@@ -4,6 +4,7 @@ import copy
 import os
 import random
 import signal
+from html.parser import HTMLParser
 from zlib import crc32
 
 import pytest
@@ -45,10 +46,9 @@ def tokenizer():
     return train_tokenizer(pages, 512, random.Random(0))
 
 
-@pytest.fixture(scope="session")
-def folders(tokenizer, tmp_path_factory):
-    """A folder with a random model of each family; the weights are large, so that distributions are far from flat."""
-    shared = {
+def random_weights(tokenizer) -> dict:
+    """What the config of every random model says; the weights are large, so that distributions are far from flat."""
+    return {
         "vocab_size": len(tokenizer),
         "max_position_embeddings": 512,
         "initializer_range": 0.25,
@@ -56,6 +56,12 @@ def folders(tokenizer, tmp_path_factory):
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
+
+
+@pytest.fixture(scope="session")
+def folders(tokenizer, tmp_path_factory):
+    """A folder with a random model of each family."""
+    shared = random_weights(tokenizer)
     wide = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     configs = {
         "llama": LlamaConfig(**shared, **wide, tie_word_embeddings=True),
@@ -166,6 +172,18 @@ def checksums():
     with pytest.MonkeyPatch.context() as patch:
         read_checksums(patch)
         yield
+
+
+class Reader(HTMLParser):
+    """Collects tags and their attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.attributes = set(), []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += attrs
 
 
 class Scripted:

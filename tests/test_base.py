@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import random_weights
 from transformers import (
     Gemma3Config,
     Gemma3ForCausalLM,
@@ -305,15 +306,7 @@ WIDE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "
 
 def windowed(family, tokenizer, folder, window):
     """A random model of a family with a window of that many tokens (Qwen3 has none)."""
-    shared = {
-        **WIDE,
-        "vocab_size": len(tokenizer),
-        "max_position_embeddings": 512,
-        "initializer_range": 0.25,
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    shared = WIDE | random_weights(tokenizer)
     kinds = ["sliding_attention", "full_attention"]
     config, cls = {
         "mistral": lambda: (MistralConfig(**shared, num_hidden_layers=2, sliding_window=window), MistralForCausalLM),

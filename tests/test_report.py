@@ -1,9 +1,9 @@
 """What a person reads: transcripts, tables, curves, the page, the live display."""
 
 import io
-from html.parser import HTMLParser
 
 import pytest
+from conftest import Reader
 from rich.console import Console
 
 from minimgrpo import display, report
@@ -69,18 +69,6 @@ def step(number, calls):
     for _, role, name, _ in display.ROWS:
         measured[role][name] = min(1.0, number / 10)
     return measured
-
-
-class Reader(HTMLParser):
-    """Collects tags and their attributes."""
-
-    def __init__(self):
-        super().__init__()
-        self.tags, self.attributes = set(), []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        self.attributes += attrs
 
 
 def test_a_transcript_is_nested_and_printable():

@@ -6,10 +6,10 @@ import os
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from conftest import Reader
 from rich.console import Console
 
 from minimgrpo import display, log, metrics, show, tasks
@@ -226,16 +226,6 @@ def test_a_tree_in_a_terminal_has_colours():
 
 
 # ------------------------------------------------------------------------------------------------------------- the page
-
-
-class Reader(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.tags, self.attributes = set(), []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        self.attributes += attrs
 
 
 def test_the_page_is_one_file_with_everything_escaped(shown, tmp_path):
