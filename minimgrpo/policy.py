@@ -190,7 +190,7 @@ class Policy:
 
 def _seed(seed: int, role: str) -> int:
     """Each role's own, so that its fresh adapter is the same whatever other role stands on the same base."""
-    return int.from_bytes(hashlib.sha256(f"{seed} {role}".encode()).digest()[:7])
+    return int.from_bytes(hashlib.sha256(f"{seed} {role}".encode()).digest()[:7], "big")
 
 
 # ------------------------------------------------------------------------------------------------------ the fused path
