@@ -20,7 +20,7 @@ import argparse
 import json
 import shlex
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from minimgrpo import display
@@ -106,14 +106,13 @@ def summarise(questions: list, sampled: Evaluation, greedy: Evaluation) -> dict:
 # --------------------------------------------------------------------------------------------------------- the command
 
 
-class Parser(argparse.ArgumentParser):
-    """The flags; a wrong one is answered with one sentence."""
+class Parser(display.Parser):
+    """The flags."""
 
     def __init__(self):
         super().__init__(
             prog="minimgrpo.evaluate",
             description="Evaluate a planner and an executor on a benchmark.",
-            allow_abbrev=False,
         )
         add = self.add_argument
         add("run", type=Path, nargs="?", metavar="RUN", help="a trained run: its newest adapters are evaluated")
@@ -134,20 +133,8 @@ class Parser(argparse.ArgumentParser):
             metavar=("OUT_A", "OUT_B"),
             help="two evaluations on the same tasks, paired",
         )
-        for owner in (Settings, Limits):
-            for name, text in train.field_help(owner).items():
-                kind = type(getattr(owner, name))
-                default = "the run's" if owner is Limits else getattr(owner, name)
-                add(
-                    "--" + name.replace("_", "-"),
-                    type=kind,
-                    default=argparse.SUPPRESS,
-                    metavar=kind.__name__.upper(),
-                    help=f"{text} ({default})".replace("%", "%%"),
-                )
-
-    def error(self, message: str):
-        self.exit(2, f"{self.prog}: {message} (--help lists the flags)\n")
+        train.add_fields(self, Settings)
+        train.add_fields(self, Limits, "the run's")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -214,15 +201,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def chosen(parser: Parser, args: argparse.Namespace) -> tuple[Settings, Config, Limits]:
     """The settings, the policy's config (a run's own, or --model's) and the limits that the flags ask for."""
-
-    def given(owner: type) -> dict:
-        return {f.name: getattr(args, f.name) for f in fields(owner) if hasattr(args, f.name)}
-
     config = train.stored_config(args.run) if args.run else Config(model=args.model, quantize=args.quantize)
     try:
-        limits = replace(config.limits, **given(Limits))
+        limits = replace(config.limits, **train.given(args, Limits))
         replace(config, limits=limits)  # checks them
-        return Settings(**given(Settings)), config, limits
+        return Settings(**train.given(args, Settings)), config, limits
     except ValueError as error:
         parser.error(str(error))
 

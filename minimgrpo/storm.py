@@ -24,7 +24,6 @@ from minimgrpo import display
 
 with display.interruptible():  # torch and transformers take seconds to import
     from minimgrpo import server, tasks, train
-    from minimgrpo.policy import Policy
     from minimgrpo.protocol import ROLES
     from minimgrpo.servers import Config, Team
     from minimgrpo.tools import Tools
@@ -79,9 +78,10 @@ def timeless(text: str) -> list[dict]:
 def one_run(config: Config, folder: Path, kills: int, draws: random.Random) -> Counter:
     """One run in a storm, compared with the undisturbed one -> the kills of each role, and what was compared."""
     calm, stormy = folder / "calm" / "run", folder / "stormy" / "run"
-    policy = Policy.load(config.model, config.quantize, config.rank, config.alpha, seed=config.seed)
+    policy, executor_policy = train.load_policies(config)  # as the servers do, on the same devices
     train.open_run(calm, config)
-    team = Team(config, policy, calm, tasks.load_questions("train"), Tools(tasks.load_pages()))
+    world = tasks.load_questions("train"), Tools(tasks.load_pages())
+    team = Team(config, policy, calm, *world, executor_policy=executor_policy)
     compared, started = 0, time.process_time()
     for step in range(1, config.steps + 1):
         planned, executed, _ = team.step(step)

@@ -164,15 +164,25 @@ class Parser(display.Parser):
         super().__init__(**options)
         self.add_argument("--resume", action="store_true", help="continue the run from its last complete step")
         for owner in (Config, Objective, Limits):
-            for field, help_text in field_help(owner).items():
-                default = getattr(owner, field)  # SUPPRESS: what was not given stays out, so a stored config keeps it
-                self.add_argument(
-                    "--" + field.replace("_", "-"),
-                    type=type(default),
-                    default=argparse.SUPPRESS,
-                    metavar=type(default).__name__.upper(),
-                    help=f"{help_text} ({default})".replace("%", "%%"),
-                )
+            add_fields(self, owner)
+
+
+def add_fields(parser: argparse.ArgumentParser, owner: type, shown_default: str = "") -> None:
+    """One flag for each field of a dataclass; what is not given stays out of the parsed flags (see ``given``)."""
+    for field, help_text in field_help(owner).items():
+        default = getattr(owner, field)
+        parser.add_argument(
+            "--" + field.replace("_", "-"),
+            type=type(default),
+            default=argparse.SUPPRESS,
+            metavar=type(default).__name__.upper(),
+            help=f"{help_text} ({shown_default or default})".replace("%", "%%"),
+        )
+
+
+def given(args: argparse.Namespace, owner: type) -> dict:
+    """The fields of ``owner`` that were given as flags."""
+    return {f.name: getattr(args, f.name) for f in fields(owner) if hasattr(args, f.name)}
 
 
 def field_help(owner: type) -> dict[str, str]:
@@ -201,13 +211,9 @@ def chosen_config(parser: Parser, args: argparse.Namespace, root: Path, defaults
     if not args.resume:
         refuse_existing(root)  # now, not after loading a large model
     base = stored_config(root) if args.resume else defaults or Config()
-
-    def given(owner: type) -> dict:
-        return {f.name: getattr(args, f.name) for f in fields(owner) if hasattr(args, f.name)}
-
-    objective, limits = replace(base.objective, **given(Objective)), replace(base.limits, **given(Limits))
+    objective, limits = replace(base.objective, **given(args, Objective)), replace(base.limits, **given(args, Limits))
     try:
-        return replace(base, objective=objective, limits=limits, **given(Config))
+        return replace(base, objective=objective, limits=limits, **given(args, Config))
     except ValueError as error:
         parser.error(str(error))
 
