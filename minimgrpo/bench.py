@@ -36,11 +36,12 @@ from minimgrpo import display
 with display.interruptible():  # torch and transformers take seconds to import
     import torch
 
-    from minimgrpo import alignment, log, sampler, servers, tasks, tools, train
+    from minimgrpo import alignment, log, sampler, tasks, tools, train
     from minimgrpo.chat import ChatError
     from minimgrpo.learner import Learner
     from minimgrpo.policy import ModelError, Policy
     from minimgrpo.servers import Config, Team
+    from minimgrpo.settle import settle_executor
     from minimgrpo.trajectory import Trajectory
 
 D_MAX = 8  # of the alignment's measurement
@@ -101,27 +102,28 @@ def measure(team: Team) -> tuple[Meter, list[Trajectory], Counter]:
 
 def alignment_rows(team: Team, executed: list[Trajectory], repeats: int = 9) -> list[list[str]]:
     """Three ways to settle and learn from a step's executor batch -> name, trajectories, CPU-seconds, ratio of each."""
-    step, executor, outcomes = team.config.steps, team.executor, log.read(team.log.outcomes(team.config.steps))
+    step, learner = team.config.steps, team.executor.learner
+    correct = {(row["question_id"], row["rollout"]): row["correct"] for row in log.read(team.log.outcomes(step))}
 
-    def settle(align=alignment.align) -> list[Trajectory]:
-        executor.done = [replace(t) for t in executed]
-        with mock.patch.object(servers, "align", lambda counts, _d_max, seed: align(counts, D_MAX, seed)):
-            return executor.settle(step, outcomes)
+    def settled(align=alignment.align) -> list[Trajectory]:
+        batch = [replace(t) for t in executed]
+        settle_executor(batch, correct, team.executor.expert, D_MAX, f"{team.config.seed} {step}", align=align)
+        return batch
 
     def duplicated() -> list[Trajectory]:
-        batch = settle()
+        batch = settled()
         return [replace(t, copies=1) for t in alignment.duplicate([batch], [[t.copies for t in batch]])]
 
     ways = {
-        "not aligned": lambda: settle(lambda counts, *_: [[1] * d for d in counts]),
-        f"D_max = {D_MAX} as weights": settle,
+        "not aligned": lambda: settled(lambda counts, *_: [[1] * d for d in counts]),
+        f"D_max = {D_MAX} as weights": settled,
         f"D_max = {D_MAX} duplicated": duplicated,
     }
     seconds = {way: [] for way in ways}
     for repeat in range(repeats + 1):  # the first warms up
         for way in list(ways)[:: 1 if repeat % 2 else -1]:  # back and forth, so that none has the better place
             started = time.process_time()
-            executor.learner.update(ways[way]())
+            learner.update(ways[way]())
             seconds[way].append(time.process_time() - started)
     median = {way: statistics.median(seconds[way][1:]) for way in ways}
     return [[way, str(len(ways[way]())), f"{s:.3f}", f"{s / median['not aligned']:.2f}"] for way, s in median.items()]

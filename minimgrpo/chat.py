@@ -32,7 +32,7 @@ class Chat:
             raise ChatError("the model's tokenizer has no chat template: choose an instruction-tuned (chat) model")
         self.tokenizer = tokenizer
         self.prompts = protocol.PROMPTS[style]
-        self._openings = {role: self._split(self._render(role)) for role in protocol.ROLES}
+        self._openings = {role: self._split(self._render(role)) for role in self.prompts}
 
         before = self._render("planner", user="question")
         response = protocol.response_text(_SENTINEL)

@@ -39,7 +39,8 @@ with display.interruptible():  # torch and transformers take seconds to import
     from minimgrpo.protocol import ROLES
     from minimgrpo.results import Results
     from minimgrpo.scorer import wilson
-    from minimgrpo.servers import Config, reward_executor, reward_planner
+    from minimgrpo.servers import Config
+    from minimgrpo.settle import reward_executor, reward_planner
     from minimgrpo.tools import Tools
     from minimgrpo.trajectory import Rollout
 

@@ -31,15 +31,13 @@ import torch
 
 from minimgrpo import agents, log, metrics
 from minimgrpo.agents import Limits, SubTask, generator
-from minimgrpo.alignment import align
 from minimgrpo.base import DTYPES
 from minimgrpo.experts import Expert, Rubric
-from minimgrpo.grpo import AVERAGES, RATIOS, group_advantages
+from minimgrpo.grpo import AVERAGES, RATIOS
 from minimgrpo.learner import Damaged, Learner, Objective
 from minimgrpo.log import LogError, RunLog
 from minimgrpo.policy import ModelError, Policy
-from minimgrpo.rewards import executor_reward, planner_reward
-from minimgrpo.scorer import gaia_score
+from minimgrpo.settle import settle_executor, settle_planner
 from minimgrpo.tools import ToolResult, Tools
 from minimgrpo.trajectory import Trajectory
 from minimgrpo.warmup import warm_up
@@ -299,11 +297,9 @@ class PlannerServer(Server):
             self.policy, questions, config.rollouts, hand_over, config.limits, config.temperature, draws
         )
         self.sample_seconds[step] = time.perf_counter() - started - waited
-        reward_planner(trajectories, questions)
-        for start in range(0, len(trajectories), config.rollouts):
-            group = trajectories[start : start + config.rollouts]
-            for trajectory, advantage in zip(group, group_advantages([t.reward for t in group]).tolist(), strict=True):
-                trajectory.advantage, trajectory.policy_version = advantage, self.learner.version
+        for trajectory in trajectories:
+            trajectory.policy_version = self.learner.version
+        settle_planner(trajectories, questions)
         outcomes = [(t.question_id, t.rollout, t.reward_parts["correct"]) for t in trajectories]
         log.publish(self.log.outcomes(step), (dict(zip(OUTCOME, row, strict=True)) for row in outcomes))
         return trajectories
@@ -379,51 +375,16 @@ class ExecutorServer(Server):
         return trajectories
 
     def settle(self, step: int, outcomes: list[dict]) -> list[Trajectory]:
-        """Reward, align and normalise the step's trajectories, once the outcomes are known (eq. 5, 11-13)."""
+        """Reward, align and normalise the step's trajectories, once the outcomes are known."""
         config = self.config
-        correct = {(row["question_id"], row["rollout"]): row["correct"] for row in outcomes}
         trajectories = sorted(self.done, key=lambda t: (t.question_id, t.rollout, t.call))
         self.begin()
-        reward_executor(trajectories, correct, self.expert)
-        for question_id in dict.fromkeys(row["question_id"] for row in outcomes):
-            calls = [
-                [t for t in trajectories if (t.question_id, t.rollout) == (question_id, k)]
-                for k in range(config.rollouts)
-            ]
-            copies = align([len(c) for c in calls], config.d_max, f"{config.seed} {step} {question_id}")
-            group = [t for c in calls for t in c]
-            weights = [w for c in copies for w in c]
-            if not group:
-                continue  # every rollout of the question had d = 0: the executor skips it
-            advantages = group_advantages([t.reward for t in group], weights).tolist()
-            for trajectory, weight, advantage in zip(group, weights, advantages, strict=True):
-                trajectory.copies, trajectory.advantage = weight, advantage
+        correct = {(row["question_id"], row["rollout"]): row["correct"] for row in outcomes}
+        settle_executor(trajectories, correct, self.expert, config.d_max, f"{config.seed} {step}")
         return trajectories
 
     def own(self, step: int, trajectories: list[Trajectory]) -> dict:
         return metrics.executor(trajectories, log.read(self.log.outcomes(step)), self.keys)
-
-
-def reward_planner(trajectories: list[Trajectory], questions: list) -> None:
-    """Set reward and reward parts: format, and right or wrong by the GAIA scorer (eq. 4)."""
-    gold = {q.task_id: q.answer for q in questions}
-    for t in trajectories:
-        correct = float(t.format_ok and gaia_score(t.result, gold[t.question_id]))
-        t.reward = planner_reward(t.format_ok, correct)
-        t.reward_parts = {"format": float(t.format_ok), "correct": correct}
-
-
-def reward_executor(trajectories: list[Trajectory], correct: dict[tuple[str, int], float], expert: Expert) -> None:
-    """Set reward and reward parts: format, the planner's outcome, the expert's rating and its criteria (eq. 5)."""
-    for t, rating in zip(trajectories, expert.rate(trajectories), strict=True):
-        outcome = correct[t.question_id, t.rollout]
-        t.reward = executor_reward(t.format_ok, outcome, rating.score)
-        t.reward_parts = {
-            "format": float(t.format_ok),
-            "planner_correct": outcome,
-            "expert": rating.score,
-            **{f"expert_{name}": value for name, value in rating.criteria.items()},
-        }
 
 
 class Team:

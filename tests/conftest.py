@@ -14,7 +14,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from minimgrpo import protocol, servers, tasks
+from minimgrpo import protocol, settle, tasks
 from minimgrpo.agents import Limits
 from minimgrpo.chat import Chat
 from minimgrpo.learner import Objective
@@ -164,7 +164,7 @@ def read_checksum(role, message):
 
 def read_checksums(patch: pytest.MonkeyPatch):
     patch.setattr(protocol, "parse", read_checksum)
-    patch.setattr(servers, "gaia_score", lambda prediction, gold: crc32(prediction.encode()) % 2 == 0)
+    patch.setattr(settle, "gaia_score", lambda prediction, gold: crc32(prediction.encode()) % 2 == 0)
 
 
 @pytest.fixture(scope="module")

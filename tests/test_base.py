@@ -23,7 +23,7 @@ from transformers import (
     T5Config,
 )
 
-from minimgrpo import agents, base, servers, tasks, train
+from minimgrpo import agents, base, settle, tasks, train
 from minimgrpo.agents import Limits
 from minimgrpo.base import ModelError, devices, number_type
 from minimgrpo.learner import Learner, Objective
@@ -137,7 +137,7 @@ def test_two_policies_train_to_the_same_adapters_as_one(folders, tmp_path, monke
         for t in trajectories:
             t.reward, t.reward_parts = sum(t.token_ids) % 7 / 7, {"format": 0.0, "correct": 0.0}
 
-    monkeypatch.setattr(servers, "reward_planner", pay)
+    monkeypatch.setattr(settle, "reward_planner", pay)
     # a random model never delegates by itself
     monkeypatch.setattr(agents.protocol, "parse", lambda role, text: agents.Result("x") if role == "executor" else CALL)
     config, name = Config(questions=2, rollouts=2, threads=1, limits=Limits(turns=2, length=4)), str(folders["llama"])

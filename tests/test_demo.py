@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from minimgrpo import demo, log, report, servers, tasks, train
+from minimgrpo import demo, log, report, settle, tasks, train
 from minimgrpo.log import RunLog
 from minimgrpo.servers import Config
 
@@ -40,7 +40,7 @@ def fast(monkeypatch):
             t.reward = sum(t.token_ids) % 7 / 7
             t.reward_parts = {"format": 0.0, "correct": 0.0}
 
-    monkeypatch.setattr(servers, "reward_planner", pay)
+    monkeypatch.setattr(settle, "reward_planner", pay)
     monkeypatch.setattr(demo, "QUICK_QUESTIONS", 4)
     monkeypatch.setattr(report, "draw_curves", lambda path, *_: path.write_bytes(b"a figure"))
 

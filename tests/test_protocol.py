@@ -216,7 +216,15 @@ def test_a_tool_output_cannot_close_its_own_response():
 
 
 def test_every_role_has_a_prompt_in_every_style():
-    assert all(set(prompts) == set(protocol.ROLES) for prompts in protocol.PROMPTS.values())
+    assert all(set(prompts) >= set(protocol.ROLES) for prompts in protocol.PROMPTS.values())
+    assert all(role in protocol.PROMPTS[style] for role in protocol.TOOLS for style in ("brief", "full"))
+
+
+def test_an_agent_on_its_own_calls_tools_and_answers():
+    assert parse("solo", call_text("search", query="capital Ghana")) == Call("search", {"query": "capital Ghana"})
+    assert parse("solo", "FINAL ANSWER: Accra") == Result("Accra")
+    assert isinstance(parse("solo", "Accra"), Malformed)  # a report is no answer
+    assert isinstance(parse("solo", call_text("executor", task="Find it")), Malformed)
 
 
 def test_the_examples_in_the_full_prompts_are_calls_the_parser_accepts():

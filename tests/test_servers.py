@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import FEW, SHORT
 
-from minimgrpo import log, servers, tasks
+from minimgrpo import agents, log, settle, tasks
 from minimgrpo.alignment import duplicate
 from minimgrpo.experts import Rating
 from minimgrpo.grpo import group_advantages
@@ -403,8 +403,8 @@ def test_the_alignment_is_drawn_anew_in_each_step_and_repeated_for_the_same(exec
 
 
 def planner_with(load, tmp_path, monkeypatch, trajectories):
-    monkeypatch.setattr(servers.agents, "plan", lambda *_args: trajectories)
-    monkeypatch.setattr(servers, "gaia_score", lambda prediction, gold: prediction == gold)
+    monkeypatch.setattr(agents, "plan", lambda *_args: trajectories)
+    monkeypatch.setattr(settle, "gaia_score", lambda prediction, gold: prediction == gold)
     config = Config(questions=1, rollouts=len(trajectories), threads=1)
     question = tasks.Question("q", "?", 1, "right", "lookup", (), (), ())
     return PlannerServer(config, load(), RunLog(tmp_path / "run"), [question])
