@@ -1,7 +1,9 @@
 """How the cost of a step grows, and what two servers cost against one process: ``python -m minimgrpo.bench --scale``.
 
-1. Rollouts: steps of 64, 128, ... 1,024 rollouts (K = 8).  2. Turns: planners that are made to write one message, two,
-four, eight: all but the last delegate, and every executor makes one call.  3. The same run in one process and in two.
+1. Rollouts: steps of 64, 128, ... 1,024 rollouts (K = 8).
+2. Turns: planners that are made to delegate once, twice, four and eight times before they answer, to executors that
+   make one call each.
+3. The same run in one process and in two.
 
 In 1 and 2 a coin decides who is right, so that every group has a signal and the whole batch is learned from: larger
 steps must not look cheap because more of them is skipped. In 2 what agents write is sampled as always, but read as the
@@ -29,7 +31,7 @@ from minimgrpo.servers import Config, Team
 from minimgrpo.tools import Tools
 
 ROLLOUTS = (64, 128, 256, 512, 1024)
-TURNS = (1, 2, 4, 8)
+DELEGATIONS = (1, 2, 4, 8)
 STEPS = 12  # of the runs in one process and in two
 
 
@@ -44,10 +46,10 @@ def cpu_of_a_step(team: Team) -> float:
 
 
 class Script:
-    """While it is entered, planners delegate in all but their last of ``turns`` messages; executors make one call."""
+    """While it is entered, planners delegate so many times and then answer; executors make one call and report."""
 
-    def __init__(self, turns: int):
-        self.turns, self.now, self.stack = turns, 0, ExitStack()
+    def __init__(self, delegations: int):
+        self.delegations, self.now, self.stack = delegations, 0, ExitStack()
         self.generate = sampler.Conversations.generate
 
     def __enter__(self) -> Script:
@@ -68,7 +70,7 @@ class Script:
         """Conversations go in lock-step: whoever is read now has written as often as the batch has."""
         if role == "planner":
             delegate = Call("executor", {"task": "Find the capital of Ghana"})
-            return delegate if self.now < self.turns else Result("Accra")
+            return delegate if self.now <= self.delegations else Result("Accra")
         return Call("search", {"query": "capital Ghana"}) if self.now == 1 else Result("Accra")
 
 
@@ -81,7 +83,7 @@ def growth(sizes: list[float], costs: list[float]) -> float:
     return statistics.linear_regression([math.log(s) for s in sizes], [math.log(c) for c in costs]).slope
 
 
-def rollouts_and_turns(config: Config, folder: Path, rollouts=ROLLOUTS, turns=TURNS) -> None:
+def rollouts_and_turns(config: Config, folder: Path, rollouts=ROLLOUTS, delegations=DELEGATIONS) -> None:
     """Measure and print 1 and 2."""
     screen, policy = display.console(), train.load_policies(config)[0]
     world = tasks.load_questions("train"), Tools(tasks.load_pages())
@@ -95,14 +97,15 @@ def rollouts_and_turns(config: Config, folder: Path, rollouts=ROLLOUTS, turns=TU
     display.print_table(screen, ["rollouts", "CPU s", "ms a rollout"], rows)
     print(f"growth: {growth(list(rollouts), costs):.2f} (aim: at most 1, which is linear)")
 
-    limits, costs = Limits(turns=max(turns), calls=max(turns), context=policy.max_context), []
-    for n in turns:
+    most = max(delegations)
+    limits, costs = Limits(turns=most + 1, calls=most, context=policy.max_context), []
+    for n in delegations:
         with Script(n):
-            costs.append(cpu_of_a_step(team(f"turns-{n}", limits=limits)))
-    print(f"\n2. A step of {config.questions} questions x {config.rollouts} rollouts against the planner's turns")
-    rows = [[str(n), f"{c:.2f}", f"{c / n:.2f}"] for n, c in zip(turns, costs, strict=True)]
-    display.print_table(screen, ["turns", "CPU s", "CPU s a turn"], rows)
-    print(f"growth: {growth(list(turns), costs):.2f} (aim: at most 1, which is linear)")
+            costs.append(cpu_of_a_step(team(f"delegations-{n}", limits=limits)))
+    print(f"\n2. A step of {config.questions} questions x {config.rollouts} rollouts against the planner's delegations")
+    rows = [[str(n), f"{c:.2f}", f"{c / n:.2f}"] for n, c in zip(delegations, costs, strict=True)]
+    display.print_table(screen, ["delegations", "CPU s", "CPU s each"], rows)
+    print(f"growth: {growth(list(delegations), costs):.2f} (aim: at most 1, which is linear)")
 
 
 # ------------------------------------------------------------------------------------------- one process against two
