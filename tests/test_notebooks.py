@@ -78,6 +78,18 @@ def test_every_course_notebook_begins_with_the_same_installation(path):
     assert "pip" in source(first) and not first["outputs"]
 
 
+@pytest.mark.parametrize("path", COURSE, ids=lambda path: path.stem)
+def test_what_a_course_notebook_is_made_of(path):
+    """Questions before the results, asserts that plain code and library agree, exercises with a check each."""
+    text = "\n".join(source(cell) for cell in read(path)["cells"] if cell["cell_type"] == "markdown")
+    assert len(re.findall(r"\bpredict\b", text, re.IGNORECASE)) >= 3
+    assert "\n## Exercise" in text
+    code = "\n".join(source(cell) for cell in code_cells(path))
+    assert re.search(r"^ *assert ", code, re.MULTILINE) and re.search(
+        r"^import minimgrpo|^from minimgrpo", code, re.MULTILINE
+    )
+
+
 def run_installation(folder: Path, missing: set[str], monkeypatch) -> list[list[str]]:
     """Run the first cell in ``folder`` as if the packages ``missing`` were not there -> the commands it started."""
     commands = []
@@ -293,7 +305,7 @@ def aligned_advantages(rewards, copies):
         },
     ),
     "03-3": (
-        "def fair_weights(counts, d_max): return [[d_max / d] * d for d in counts]",
+        "def fair_weights(counts, d_max): return [[d_max / d] * d if d else [] for d in counts]",
         {
             "add up to D": "def fair_weights(counts, d_max): return [[1.0] * d for d in counts]",
             "has d_k weights": "def fair_weights(counts, d_max): return [[d_max] for d in counts]",
