@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import torch
 
-from minimgrpo import agents, report, servers, tasks
+from minimgrpo import agents, report, settle, tasks
 from minimgrpo.experts import Expert, Rubric
 from minimgrpo.policy import Policy
 from minimgrpo.protocol import call_text
@@ -121,9 +121,9 @@ def set_logprobs(policy: Policy, trajectories: list[Trajectory]) -> None:
 def rewarded(rollouts: list[Rollout], expert: Expert | None = None) -> list[Rollout]:
     """The same rollouts with reward and reward parts set by the library's own functions (eq. 4 and 5)."""
     planned, executed = [r.planner for r in rollouts], [t for r in rollouts for t in r.calls]
-    servers.reward_planner(planned, [question()])
+    settle.reward_planner(planned, [question()])
     correct = {(t.question_id, t.rollout): t.reward_parts["correct"] for t in planned}
-    servers.reward_executor(executed, correct, expert or Rubric())
+    settle.reward_executor(executed, correct, expert or Rubric())
     return rollouts
 
 
