@@ -54,6 +54,7 @@ from minimgrpo.tools import Tools
 from minimgrpo.trajectory import Trajectory
 from minimgrpo.warmup import warm_up
 
+DEMONSTRATIONS = 128
 PROMPTS, TOKENS, LENGTH, CUE, TOLD, FLOOR = 3, 4, 3, 0.8, 0.95, -20.0  # TOKENS of each sort: role 0's, role 1's, shared
 KEEP, REVISE = 0, 1
 LAMBDAS = (0.0, 0.1, 0.5, 1.0, 2.0)
@@ -290,13 +291,13 @@ def token_weights(mask: list[int]) -> list[float]:
 
 
 def learn(learner: Learner, teacher: Policy, trajectories: list[Trajectory], lam: float, lr: float) -> float:
-    """One optimizer step from the student's own trajectories -> mean log pi - log pi_T a token before it.
+    """One optimizer step from the student's own trajectories -> KL(student || teacher) a token before it (k3).
 
     The learner's own update has one advantage a trajectory; here each sampled token is a row of its own in the core's
     loss, with its own advantage and weight.
     """
     role, other = learner.role, ROLES[1 - ROLES.index(learner.role)]
-    trajectories, gaps = sorted(trajectories, key=lambda t: len(t.token_ids)), []
+    trajectories, kl = sorted(trajectories, key=lambda t: len(t.token_ids)), []
     learner.optimizer.param_groups[0]["lr"] = lr
     learner.optimizer.zero_grad(set_to_none=True)
     for start in range(0, len(trajectories), 16):
@@ -311,10 +312,10 @@ def learn(learner: Learner, teacher: Policy, trajectories: list[Trajectory], lam
         no_clip = {"clip_low": 1.0, "clip_high": float("inf")}
         ones = torch.ones_like(rows)
         grpo.policy_loss(rows, old[:, None], A, ones, weights, **no_clip, normalizer=len(trajectories)).backward()
-        gaps += (old - target).tolist()
+        kl += grpo.kl_k3(old, target).tolist()
     torch.nn.utils.clip_grad_norm_(learner.parameters, learner.objective.max_grad_norm)
     learner.optimizer.step()
-    return float(np.mean(gaps))
+    return float(np.mean(kl))
 
 
 def roll_out(policy: Policy, teacher: Policy, tools: Tools, questions: list, key: tuple) -> dict[str, list[Trajectory]]:
@@ -326,33 +327,33 @@ def roll_out(policy: Policy, teacher: Policy, tools: Tools, questions: list, key
 
 
 def distil(policy: Policy, teacher: Policy, questions: list, steps=30, batch=24, lam=0.0, lr=2e-3, seed=0) -> dict:
-    """Train both adapters of ``policy`` -> {role: mean log pi - log pi_T a token at each step it had tokens}."""
+    """Train both adapters of ``policy`` -> {role: KL(student || teacher) a token, at each step it had tokens}."""
     same_tokenizer(policy, teacher)
     tools, learners = Tools(tasks.load_pages()), [Learner(policy, role, Objective()) for role in ROLES]
-    rng, gaps = np.random.default_rng(seed), {role: [] for role in ROLES}
+    rng, kl = np.random.default_rng(seed), {role: [] for role in ROLES}
     for step in range(steps):
         chosen = [questions[i] for i in rng.choice(len(questions), min(batch, len(questions)), replace=False)]
         played = roll_out(policy, teacher, tools, chosen, (seed, "distil", step))
         for learner in learners:
             if written := [t for t in played[learner.role] if t.sampled]:
-                gaps[learner.role].append(learn(learner, teacher, written, lam, lr * (1 - step / steps)))
-    return gaps
+                kl[learner.role].append(learn(learner, teacher, written, lam, lr * (1 - step / steps)))
+    return kl
 
 
 def examine(policy: Policy, teacher: Policy, questions: list, seed: int = 1) -> dict[str, np.ndarray]:
-    """The team at T = 1: each question's "correct" and "format" (0 or 1), and each trajectory's mean "gap" to the
-    teacher, log pi - log pi_T a token: an unbiased sample of the reverse KL that distillation lowers."""
+    """The team at T = 1: each question's "correct" and "format" (0 or 1); each trajectory's mean "kl" a token to the
+    teacher: the k3 estimate of the reverse KL that distillation lowers."""
     played = roll_out(policy, teacher, Tools(tasks.load_pages()), questions, (seed, "examine"))
-    gaps = []
+    kl = []
     for role, trajectories in played.items():
         for t in (t for t in trajectories if t.sampled):
-            own = sum(t.logprobs) / t.sampled
-            gaps.append(own - force_decode(teacher, [t], role).mean().item())
+            own = torch.tensor([p for p, sampled in zip(t.logprobs, t.mask, strict=True) if sampled])
+            kl.append(grpo.kl_k3(own, force_decode(teacher, [t], role).to(own)).mean().item())
     pairs = zip(questions, played["planner"], strict=True)
     return {
         "correct": np.array([float(t.format_ok and gaia_score(t.result, q.answer)) for q, t in pairs]),
         "format": np.array([float(t.format_ok) for t in played["planner"]]),
-        "gap": np.array(gaps),
+        "kl": np.array(kl),
     }
 
 
@@ -442,8 +443,8 @@ def atlas_claims(quick: bool = False) -> list[Claim]:
     def error(x: np.ndarray) -> float:
         return x.std(ddof=1) / len(x) ** 0.5
 
-    closer = before["gap"].mean() - after["gap"].mean()
-    closer_error = float(np.hypot(error(before["gap"]), error(after["gap"])))
+    closer = before["kl"].mean() - after["kl"].mean()
+    closer_error = float(np.hypot(error(before["kl"]), error(after["kl"])))
     better = after["correct"] - before["correct"]
     return [
         Claim(
@@ -462,3 +463,54 @@ def atlas_claims(quick: bool = False) -> list[Claim]:
             else "not shown",
         ),
     ]
+
+
+# ------------------------------------------------------------------------------------------------------- the command
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = display.Parser(prog="minimgrpo.lessons.distillation", description="Distil a teacher into a fresh team.")
+    add = parser.add_argument
+    add("--teacher", help="a larger model with the student's tokenizer: a folder, a .gguf file, or a hub name")
+    add("--model", default="atlas-lm", help="the student: atlas-lm, a folder, a .gguf file, or a hub name (atlas-lm)")
+    add("--steps", type=int, default=30, help="updates of each student (30)")
+    add("--batch", type=int, default=24, help="questions in a step (24)")
+    add("--lam", type=float, default=0.0, help="lambda, the weight of the role advantage (0; the paper's is 0.1)")
+    add("--asked", type=int, default=100, help="validation questions before and after (100)")
+    add("--demonstrations", type=int, default=DEMONSTRATIONS, help=f"what the default teacher saw ({DEMONSTRATIONS})")
+    add("--device", default="auto", help="cpu, cuda:0, mps (auto)")
+    add("--seed", type=int, default=0, help="draws the adapters, the questions and the samples (0)")
+    args = parser.parse_args(argv)
+    if min(args.steps, args.batch, args.asked - 1, args.demonstrations) < 1 or not 0 <= args.lam < float("inf"):
+        parser.error("steps, batch and demonstrations start at 1, asked at 2, lam at 0")
+    try:
+        device, _ = base.devices(args.device)
+        student = Policy.load(args.model, seed=args.seed + 1, device=device)
+        print(f"student: {describe(student)}", flush=True)
+        if args.teacher:  # its adapters are fresh and change nothing
+            teacher = Policy.load(args.teacher, device=device)
+            same_tokenizer(student, teacher)
+        else:
+            teacher = demonstrated(args.model, args.demonstrations, args.seed, device)
+        print(f"teacher: {describe(teacher)}{'' if args.teacher else ', warmed up'}", flush=True)
+        questions = tasks.load_questions("validation")[: args.asked]
+        found = {"student, before": examine(student, teacher, questions)}
+        options = {"steps": args.steps, "batch": args.batch, "lam": args.lam, "seed": args.seed}
+        distil(student, teacher, tasks.load_questions("train"), **options)
+        found |= {
+            "student, after": examine(student, teacher, questions),
+            "teacher": examine(teacher, teacher, questions),
+        }
+    except (ModelError, ChatError, tasks.DataError, OSError) as error:
+        return display.complain(f"minimgrpo.lessons.distillation: {error}")
+    except KeyboardInterrupt:
+        print("\nStopped.")
+        return 130
+    header = ["", "KL a token to the teacher", "accuracy", "format"]
+    rows = [[who, *(f"{m[name].mean():.3f}" for name in ("kl", "correct", "format"))] for who, m in found.items()]
+    display.print_table(display.console(), header, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
