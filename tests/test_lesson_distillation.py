@@ -1,4 +1,4 @@
-"""MAS-OPD's advantages by hand, its fixed points against closed forms, and a student of atlas-lm that nears its teacher."""
+"""MAS-OPD's advantages by hand, its fixed points against closed forms, and language models as students."""
 
 import numpy as np
 import pytest

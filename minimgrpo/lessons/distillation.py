@@ -33,7 +33,6 @@ out there: a two-layer model cannot read a verdict. Not verified: the paper's sc
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import sys
@@ -256,11 +255,11 @@ def same_tokenizer(student: Policy, teacher: Policy) -> None:
 
 
 def demonstrated(name: str = "atlas-lm", count: int = 128, seed: int = 0, device: str = "cpu") -> Policy:
-    """The default teacher: the base with adapters that were fine-tuned on correct demonstrations (about other facts)."""
+    """The default teacher: the base with adapters fine-tuned on correct demonstrations (about invented facts)."""
     teacher = Policy.load(name, device=device)
     with contextlib.redirect_stdout(io.StringIO()):
         for role in ROLES:
-            warm_up(Learner(teacher, role, Objective()), count, seed)
+            warm_up(Learner(teacher, role, Objective(tokens=512)), count, seed)  # small batches: more steps
     return teacher
 
 
@@ -415,7 +414,7 @@ def claims(quick: bool = False) -> list[Claim]:
             verdict(*((d := told - plain).min() >= 0.1 and (told <= checks["PAC"]["Bayes"]).all(), d.max() < 0)),
         ),
         Claim(
-            f"PAC gives the student its teacher's privilege (within 0.05 of the {TOLD:.2f} that the teacher gets right)",
+            f"PAC gives the student its teacher's privilege (within 0.05 of the teacher's {TOLD:.2f})",
             f"{show(told)}, its likelier action {show(checks['PAC']['greedy'])}; the geometric mean off by {off:.3f}",
             verdict(told.min() > TOLD - 0.05),
         ),
