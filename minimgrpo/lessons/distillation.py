@@ -53,7 +53,7 @@ from minimgrpo.tools import Tools
 from minimgrpo.trajectory import Trajectory
 from minimgrpo.warmup import warm_up
 
-DEMONSTRATIONS = 128
+DEMONSTRATIONS = 96
 PROMPTS, TOKENS, LENGTH, CUE, TOLD, FLOOR = 3, 4, 3, 0.8, 0.95, -20.0  # TOKENS of each sort: role 0's, role 1's, shared
 KEEP, REVISE = 0, 1
 LAMBDAS = (0.0, 0.1, 0.5, 1.0, 2.0)
@@ -254,7 +254,7 @@ def same_tokenizer(student: Policy, teacher: Policy) -> None:
         )
 
 
-def demonstrated(name: str = "atlas-lm", count: int = 128, seed: int = 0, device: str = "cpu") -> Policy:
+def demonstrated(name: str = "atlas-lm", count: int = DEMONSTRATIONS, seed: int = 0, device: str = "cpu") -> Policy:
     """The default teacher: the base with adapters fine-tuned on correct demonstrations (about invented facts)."""
     teacher = Policy.load(name, device=device)
     with contextlib.redirect_stdout(io.StringIO()):
@@ -429,7 +429,7 @@ def claims(quick: bool = False) -> list[Claim]:
 
 def atlas_claims(quick: bool = False) -> list[Claim]:
     """Both adapters of atlas-lm, fresh, distilled from warmed-up ones: validation questions before and after."""
-    demonstrations, steps, batch, asked = (48, 6, 12, 24) if quick else (128, 30, 24, 100)
+    demonstrations, steps, batch, asked = (48, 6, 12, 24) if quick else (DEMONSTRATIONS, 15, 16, 60)
     questions = tasks.load_questions("validation")[:asked]
     teacher, student = demonstrated(count=demonstrations), Policy.load("atlas-lm", seed=1)
     before = examine(student, teacher, questions)
@@ -448,7 +448,7 @@ def atlas_claims(quick: bool = False) -> list[Claim]:
     return [
         Claim(
             "atlas-lm: a fresh adapter approaches its teacher from its own samples (reverse KL a token)",
-            f"{show(before['gap'])} before, {show(after['gap'])} after {steps} steps ({asked} questions, 1 seed)",
+            f"{show(before['kl'])} before, {show(after['kl'])} after {steps} steps ({asked} questions, 1 seed)",
             "shown" if closer > 2 * closer_error else "reversed" if closer < -2 * closer_error else "not shown",
         ),
         Claim(
