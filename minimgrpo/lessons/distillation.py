@@ -310,9 +310,13 @@ def learn(learner: Learner, teacher: Policy, trajectories: list[Trajectory], lam
         weights = [w for t in some for w in token_weights(t.mask)]
         no_clip = {"clip_low": 1.0, "clip_high": float("inf")}
         ones = torch.ones_like(rows)
-        grpo.policy_loss(rows, old[:, None], A, ones, weights, **no_clip, normalizer=len(trajectories)).backward()
+        grpo.policy_loss(rows, old[:, None], A, ones, weights, **no_clip, normalizer=1).backward()
         kl += grpo.kl_k3(old, target).tolist()
-    torch.nn.utils.clip_grad_norm_(learner.parameters, learner.objective.max_grad_norm)
+    for parameter in learner.parameters:
+        parameter.grad /= len(trajectories)  # in float32, after the sum (see learner)
+    norm = torch.nn.utils.clip_grad_norm_(learner.parameters, learner.objective.max_grad_norm)
+    if not norm.isfinite():
+        raise FloatingPointError(f"the {role}'s distillation loss is not finite")
     learner.optimizer.step()
     return float(np.mean(kl))
 
