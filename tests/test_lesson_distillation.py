@@ -221,6 +221,13 @@ def test_a_teacher_of_another_width(wider, capsys):
     assert not err and "student, before" in out and "student, after" in out and str(wider) in out.replace("\n", "")
 
 
+def test_the_default_teacher_is_warmed_up(capsys):
+    assert distillation.main([*SHORT, "--demonstrations", "4"]) == 0
+    out, err = capsys.readouterr()
+    assert not err and "warmed up" in out
+    assert [line.split()[1] for line in out.splitlines() if line.split()[:1] == ["teacher"]] == ["0.000"]
+
+
 def test_a_teacher_with_another_tokenizer_is_refused(folders, capsys):
     assert distillation.main(["--teacher", str(folders["llama"]), *SHORT]) == 2
     err = capsys.readouterr().err

@@ -13,8 +13,8 @@ discount (a token's advantage looks at that token only). All students sample, th
 Derived by us, and measured below.
 * RAS ends at pi* = softmax((1 + lambda) l_i - lambda l_j), in every state: classifier-free guidance on the role. There
   A is not 0 but log Z = lambda D_{1+lambda}(T_i || T_j), a Renyi divergence: a constant, which adds only noise.
-* "The shared ability is preserved" half-way. Tokens on which the roles agree keep their proportions, but not their
-  mass: at lambda = 0 it falls with slope mass * KL(T_i || T_j).
+* "The shared ability is preserved" half-way. Tokens on which the roles agree (l_i = l_j) keep their proportions, but
+  not their mass: at lambda = 0 it falls with slope mass * KL(T_i || T_j), of second order in how the roles differ.
 * PAC's student cannot read c. It ends at pi* = softmax(E[l_i | u]), the geometric mean over what c may be: it learns
   what u says about c, at most the Bayes rule. The teacher's own accuracy is not on offer (a privilege illusion).
 
