@@ -90,7 +90,7 @@ def test_group_advantages__flat():
 #
 # $$\min\left(r_t A,\ \mathrm{clip}(r_t,\ 1 - c_{low},\ 1 + c_{high})\, A\right)$$
 #
-# (eq. 14 to 17), the same formula for positive and negative advantages; the loss is its negative. The bounds may differ:
+# (eq. 14 to 17), the same formula for positive and negative advantages; the loss is its negative. The bounds differ:
 # 0.2 below 1 and 0.28 above it. Only `logprobs` carry a gradient: it flows where the clip does not cut.
 
 
@@ -180,7 +180,7 @@ def test_token_loss__gradient():
 # - `"token"`: the mean over all sampled tokens of the batch; a long row weighs more than a short one;
 # - `"sequence"`: the mean over the sampled tokens of each row, then the mean over the rows that have any.
 #
-# Whatever stands where the mask is 0 must change nothing, not even when it is NaN (and NaN times 0 is NaN). When nothing
+# Whatever stands where the mask is 0 must change nothing, not even when it is NaN (NaN times 0 is NaN). When nothing
 # was sampled at all, the answer is 0.
 
 
@@ -275,7 +275,7 @@ def test_micro_batch_losses():
 # %% [markdown]
 # ## 5. A KL estimate (2 points)
 #
-# To keep the policy $\pi$ near a reference $\pi_{ref}$ one adds $KL(\pi \| \pi_{ref})$, estimated from tokens that $\pi$
+# To keep a policy $\pi$ near a reference $\pi_{ref}$ add $KL(\pi \| \pi_{ref})$, estimated from tokens that $\pi$
 # sampled. With $d = \log \pi_{ref} - \log \pi$ the estimate k3 is
 #
 # $$k_3 = e^{d} - d - 1$$
