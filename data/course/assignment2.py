@@ -5,8 +5,8 @@
 # the log-probability it was sampled with. Most re-implementations get one of them slightly wrong, and training then
 # still runs: it only learns less, or something else. You write six places where that happens. 20 points.
 #
-# Tokens are small whole numbers here, and a "model" is a table of logits. As in real vocabularies, one id does two jobs:
-# **token 2 ends every message and is also used for padding**, so nothing can be told from a token's value alone.
+# Tokens are small whole numbers here, and a "model" is a table of logits. As in real vocabularies, one id does two
+# jobs: **token 2 ends every message and is also used for padding**, so nothing can be told from a token's value alone.
 #
 # **How it works.** Fill in the places marked `YOUR CODE HERE`. Below each function is its check: run it as often as
 # you like. Grading runs the same checks with more numbers. A function is checked by itself, so a mistake early on costs
@@ -194,20 +194,7 @@ def test_flatten():
         "the first prompt is left out of the mask, but tool output is in it": [0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1],
         "the mask is upside down: 1 is for what the agent sampled": [1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0],
         "the stop tokens are missing from the mask: the agent sampled them": [0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 0],
-        "the mask is shifted by one: mask[t] is about token t, not about the next one": [
-            0,
-            0,
-            0,
-            1,
-            1,
-            1,
-            0,
-            0,
-            0,
-            1,
-            1,
-            0,
-        ],
+        "the mask is shifted by one: mask[t] is about token t": [0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 0],
         "the mask is shifted by one, to the right": [0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 1],
         "only the last message is in the mask: the agent sampled the earlier ones, too": [0] * 10 + [1, 1],
         "the mask is all 0": [0] * 12,
@@ -259,24 +246,12 @@ def test_score():
     assert got.shape == (4,), f"one number for each token: shape [4], not {list(got.shape)}"
     likely = {
         "not shifted: the logits at position t are about token t + 1": logs(0, 0.3, 0, 0.7),
-        "shifted the wrong way: the logits at position t are about token t + 1": logs(0, 0.15, 0, 0.4),
+        "shifted the wrong way: the logits at position t are about token t + 1": logs(0, 0.15, 0, 0.1),
         "where the mask is 0 the result must be 0": logs(0, 0.2, 0.2, 0.25),
         "this is the probability: return its log": [0.0, 0.2, 0.0, 0.25],
-        "the softmax must be over the vocabulary, the last dimension, not over the tokens": [
-            0.0,
-            -0.953346,
-            0.0,
-            -1.652411,
-        ],
-        "these are the log-probabilities of the most likely tokens, not of those that were sampled": logs(
-            0, 0.4, 0, 0.35
-        ),
-        "these are logits: a log-probability is normalised over the vocabulary": [
-            0.0,
-            math.log(0.2) + 1,
-            0.0,
-            math.log(0.25) + 0.5,
-        ],
+        "the softmax must be over the vocabulary, not over the tokens": [0.0, -1.1042768, 0.0, -2.6786369],
+        "these are the most likely tokens, not those that were sampled": logs(0, 0.4, 0, 0.35),
+        "these are logits, not normalised over the vocabulary": [0.0, math.log(0.2) + 1, 0.0, math.log(0.25) + 0.5],
         "the result is 0 everywhere": [0.0] * 4,
     }
     same(got, logs(0, 0.2, 0, 0.25), "wrong log-probabilities at temperature 1", likely)

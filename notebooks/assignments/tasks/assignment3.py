@@ -2,12 +2,12 @@
 # # Assignment 3. Trajectory alignment
 #
 # In rollout $k$ the planner calls the executor $d_k$ times, as often as it likes: never, once, a dozen times. M-GRPO
-# wants the same number $D$ of executor trajectories from every rollout, so that a rollout with many calls does not drown
-# the others. A rollout with fewer has some of them duplicated at random, one with more has some dropped at random. You
+# wants the same number $D$ of executor trajectories from every rollout, so that a rollout with many calls does not
+# drown the others. A rollout with fewer has some of them duplicated at random, one with more has some dropped. You
 # write that, what it does to the advantages and to the loss, and how to choose $D$. Five functions, 20 points.
 #
 # **A duplicate is a weight.** Running a trajectory three times gives the same gradient as running it once and counting
-# it three times. So nothing is copied: the alignment returns *copies*, how often each trajectory counts; 0 means dropped.
+# it three times. So nothing is copied: the alignment returns *copies*, how often each trajectory counts; 0: dropped.
 #
 # **How it works.** Fill in the places marked `YOUR CODE HERE`. Below each function is its check: run it as often as
 # you like. Grading runs the same checks with more numbers. A function is checked by itself, so a mistake early on costs
@@ -48,8 +48,8 @@ written_out([["a", "b"], [], ["c"]], [[1, 2], [], [3]])
 # - $d = D$: each counts once;
 # - $d = 0$: there is nothing to duplicate. The rollout is left out: an empty list.
 #
-# A run must be repeatable: the same seed gives the same copies. Use a generator of your own (`random.Random(seed)`), not
-# the global one, and one for all rollouts, so that two rollouts of the same size do not get the same draws.
+# A run must be repeatable: the same seed gives the same copies. Use a generator of your own (`random.Random(seed)`),
+# not the global one, and one for all rollouts, so that two rollouts of the same size do not get the same draws.
 
 
 # %% task align
@@ -96,15 +96,20 @@ def test_align():
             assert max(row) == 1, f"d > D: a trajectory stays once or is dropped, got {row}"
         assert sum(row) == D, f"each rollout counts D = {D} times in all, got {row}"
     for seed in range(30):
-        rows = align([3, 2], 8, seed)
-        assert min(rows[0] + rows[1]) >= 1, f"all d trajectories stay, and D - d more are drawn; here one is lost: {rows}"
+        rows = align([3, 2, 9], 8, seed)
+        assert max(rows[2]) == 1, f"d > D: a trajectory stays once or is dropped, got {rows[2]}"
+        assert min(rows[0] + rows[1]) >= 1, (
+            f"all d trajectories stay, and D - d more are drawn; here one is lost: {rows}"
+        )
     ### BEGIN HIDDEN TESTS
     for seed in range(30):
         rng = random.Random(seed)
         counts, D = [rng.randrange(0, 12) for _ in range(6)], rng.randrange(1, 9)
         for d, row in zip(counts, align(list(counts), D, seed), strict=True):
             assert len(row) == d and sum(row) == (D if d else 0), f"wrong for d = {d}, D = {D}: {row}"
-            assert all(c <= 1 for c in row) if d >= D else all(c >= 1 for c in row), f"wrong for d = {d}, D = {D}: {row}"
+            assert all(c <= 1 for c in row) if d >= D else all(c >= 1 for c in row), (
+                f"wrong for d = {d}, D = {D}: {row}"
+            )
     ### END HIDDEN TESTS
 
 
@@ -114,9 +119,6 @@ def test_align__random():
     first = align([2, 9, 4, 1], 6, 1)
     assert align([2, 9, 4, 1], 6, 1) == first, "the same seed must give the same copies: a run must be repeatable"
     assert random.getstate() == state, "use random.Random(seed): the global generator belongs to everyone"
-    assert any(a != b for a, b in align([[9, 9]][0] * 1 and [9, 9], 4, 2) and [align([9, 9], 4, 2)]), (
-        "two rollouts of the same size get the same draws: one generator for all rollouts, seeded once"
-    )
     n, kept, doubled = 600, Counter(), Counter()
     for seed in range(n):
         many, few = align([5, 3], 4, seed)
@@ -124,12 +126,18 @@ def test_align__random():
         doubled.update(i for i, c in enumerate(few) if c == 2)
     assert len(kept) == 5 and max(kept.values()) < n, "which ones are dropped must be random, and depend on the seed"
     assert len(doubled) == 3, "which ones are duplicated must be random, and depend on the seed"
-    assert min(kept.values()) > 0.72 * n, f"each of 5 stays in 4 of 5 cases when D is 4, but they stay {dict(kept)} of {n}"
+    assert min(kept.values()) > 0.72 * n, (
+        f"each of 5 stays in 4 of 5 cases when D is 4, but they stay {dict(kept)} of {n}"
+    )
     assert min(doubled.values()) > 0.25 * n, f"each of 3 is as likely to be the duplicate, but they are {dict(doubled)}"
+    twins = [align([3, 3], 8, seed) for seed in range(20)]
+    assert any(a != b for a, b in twins), "two rollouts of the same size get the same draws: seed once, not for each"
     ### BEGIN HIDDEN TESTS
     pairs = Counter(tuple(c - 1 for c in align([2], 4, seed)[0]) for seed in range(n))
     assert set(pairs) == {(2, 0), (1, 1), (0, 2)}, "drawn with replacement: one trajectory may be duplicated twice"
-    assert 0.42 * n < pairs[1, 1] < 0.58 * n, f"two independent draws from two: both once in half the cases, not {pairs}"
+    assert 0.42 * n < pairs[1, 1] < 0.58 * n, (
+        f"two independent draws from two: both once in half the cases, not {pairs}"
+    )
     triples = Counter(tuple(align([4], 2, seed)[0]) for seed in range(n))
     assert len(triples) == 6, "when 2 of 4 stay, each of the 6 pairs must be possible"
     assert min(triples.values()) > 0.1 * n, "when 2 of 4 stay, each of the 6 pairs must be as likely"
@@ -139,14 +147,14 @@ def test_align__random():
 # %% [markdown]
 # ## 2. The executor's advantages (5 points)
 #
-# The executor's advantages (eq. 12 and 13) are taken over *all aligned trajectories of a question together*: one mean and
-# one population std over the $K \cdot D$ trajectories, written out. With copies $c_i$ as weights the same numbers are
+# The executor's advantages (eq. 12 and 13) are taken over *all aligned trajectories of a question together*: one mean
+# and one population std over the $K \cdot D$ trajectories, written out. With copies $c_i$ as weights these are
 #
 # $$\mu = \frac{\sum_i c_i r_i}{\sum_i c_i}, \qquad \sigma^2 = \frac{\sum_i c_i (r_i - \mu)^2}{\sum_i c_i}, \qquad
 # A_i = \frac{r_i - \mu}{\sigma}$$
 #
-# A dropped trajectory is in neither sum, and its advantage is 0. A rollout without a call has no trajectory: it is *not* a
-# trajectory with reward 0. When all rewards that count are equal, every advantage is exactly 0.
+# A dropped trajectory is in neither sum, and its advantage is 0. A rollout without a call has no trajectory: it is not
+# a trajectory with reward 0. When all rewards that count are equal, all are exactly 0.
 
 
 # %% task aligned_advantages
@@ -173,24 +181,25 @@ def aligned_advantages(rewards: list[list[float]], copies: list[list[int]]) -> l
 
 # %% test aligned_advantages 3
 def test_aligned_advantages():
-    # written out: 0 0 0 | 4 4 4 with one rollout without a call and one trajectory (reward 9) dropped
-    rewards, copies = [[0.0, 4.0], [], [4.0, 9.0]], [[3, 2], [], [1, 0]]
-    got = aligned_advantages(rewards, copies)
-    assert [len(row) for row in got] == [2, 0, 2], "the shape must be that of rewards: an empty list stays empty"
+    # D = 3; written out the rewards are 0 0 4 | 4 0 4; the second rollout made no call, the 9 was dropped
+    rewards, copies = [[0.0, 4.0], [], [4.0, 9.0, 0.0, 4.0]], [[2, 1], [], [1, 0, 1, 1]]
+    got = aligned_advantages([list(row) for row in rewards], copies)
+    assert [len(row) for row in got] == [2, 0, 4], "the shape must be that of rewards: an empty list stays empty"
     assert got[0][1] > got[0][0], "the sign is reversed, or all is 0: a reward above the mean has a positive advantage"
-    unweighted = [[-1.3, 0.1], [], [0.1, 0.0]]
     likely = {
-        "the rewards are only centred: divide by the std": [-2.0, 2.0, 2.0, 0.0],
-        "divide by the std of the population, not of a sample": [-0.912871, 0.912871, 0.912871, 0.0],
-        "the copies are missing from mean and std": [-1.414214, 0.707107, 0.707107, 0.0],
-        "the dropped trajectory (copies 0) is in mean and std": [-1.329988, -0.078235, -0.078235, 0.0],
-        "the rollout without a call counts as a trajectory with reward 0": [-0.866025, 1.154701, 1.154701, 0.0],
-        "the rollout without a call counts as D trajectories with reward 0": [-0.707107, 1.414214, 1.414214, 0.0],
-        "mean and std are those of each rollout: they are taken over all rollouts of the question": [-0.816497, 1.224745, 0, 0],
-        "the advantage is multiplied by the copies: the loss does that": [-3.0, 2.0, 1.0, 0.0],
-        "a dropped trajectory has advantage 0": [-1.0, 1.0, 1.0, 3.5],
+        "the rollout without a call counts as a trajectory with reward 0": [-0.866025, 1.154701, 1.154701, 0],
+        "the rollout without a call counts as D trajectories with reward 0": [-0.707107, 1.414214, 1.414214, 0],
+        "the copies are missing from mean and std": [-1.224745, 0.816497, 0.816497, 0],
+        "the dropped trajectory (copies 0) is in mean and std": [-0.977008, 0.325669, 0.325669, 0],
+        "the copies are not used at all": [-1.150793, 0.164399, 0.164399, 1.808389],
+        "a dropped trajectory has advantage 0": [-1, 1, 1, 3.5],
+        "mean and std are those of each rollout, not of the question": [-0.707107, 1.414214, 0.707107, 0],
+        "divide by the std of the population, not of a sample": [-0.912871, 0.912871, 0.912871, 0],
+        "the rewards are only centred: divide by the std": [-2, 2, 2, 0],
+        "the advantage is multiplied by the copies: the loss does that": [-2, 1, 1, 0],
     }
-    same(got[0] + got[2], [-1.0, 1.0, 1.0, 0.0], "wrong advantages", likely)
+    same([*got[0], *got[2][:2]], [-1, 1, 1, 0], "wrong advantages", likely)
+    same(list(got[2]), [1, 0, -1, 1], "wrong advantages in the third rollout")
     ### BEGIN HIDDEN TESTS
     for seed in range(10):
         rng = random.Random(seed)
@@ -212,7 +221,9 @@ def test_aligned_advantages__flat():
     def flat(rewards, copies, says):
         got = aligned_advantages(rewards, copies)
         assert not any(a != a for row in got for a in row), f"NaN: {says}"
-        assert [list(row) for row in got] == [[0.0] * len(row) for row in rewards], f"{says}: every advantage is exactly 0"
+        assert [list(row) for row in got] == [[0.0] * len(row) for row in rewards], (
+            f"{says}: every advantage is exactly 0"
+        )
 
     equal = "all rewards that count are equal"
     flat([[0.1, 0.1], [0.1]], [[1, 2], [3]], equal)
@@ -331,10 +342,14 @@ def test_suggest_d_max():
         assert counts == before, "the list of counts must not be changed"
 
     counts = [30] + [1] * 60 + [2] * 39
-    is_(counts, 0.99, 2, "99 of 100 rollouts make at most two calls", {"this is the largest count": 30})
-    likely = {"at least this share: 6 of 10 is enough for 0.6": 4, "this is the mean, not a quantile": 3}
+    likely = {
+        "this is the largest count": 30,
+        "this lies between two counts: D is the smallest that covers the share": 3,
+    }
+    is_(counts, 0.99, 2, "99 of 100 rollouts make at most two calls", likely)
+    likely = {"at least this share: 6 of 10 is enough for 0.6": 4}
     is_([5, 1, 1, 1, 1, 1, 4, 4, 9, 3], 0.6, 3, "6 of 10 rollouts make at most three calls", likely)
-    likely = {"a D between two counts: D is the smallest that covers the share": 2, "the share is not covered: 5 of 10": 1}
+    likely = {"rounded down: with D = 1 the share is not covered": 1}
     is_([1, 1, 1, 1, 1, 4, 4, 4, 4, 4], 0.55, 4, "5 of 10 make one call, and 0.55 must be covered", likely)
     is_([0, 0, 0, 0], 0.99, 1, "D is at least 1", {"D is at least 1, also when nobody calls": 0})
     without = "rollouts without a call are rollouts, too: they count in the share"
@@ -359,7 +374,7 @@ def test_suggest_d_max():
 # %% [markdown]
 # ## 5. How much say has each rollout? (2 points)
 #
-# Without alignment a rollout that calls ten times puts ten rows into the executor's batch, one that calls once puts one:
+# Without alignment a rollout that calls ten times puts ten rows into the executor's batch, one that calls once one row:
 # its say is $d_k / \sum_j d_j$. With alignment each rollout that called at all puts $D$ rows there. Compute the shares
 # of the rows of one question, before and after.
 
