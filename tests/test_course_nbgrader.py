@@ -8,9 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import time
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -107,7 +105,6 @@ def classroom(tmp_path_factory):
         root = tmp_path_factory.mktemp("classroom")
         for variable in ("HOME", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
             patch.setenv(variable, str(root / "settings"))
-        patch.setenv("MINIMGRPO_CHECK_SECONDS", "5")
         patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(course.__file__).parent.parent), *sys.path]))
         yield Course(root)
 
@@ -180,7 +177,8 @@ def unruly(name: str) -> dict[str, str]:
     }
 
 
-def test_unruly_code_costs_only_its_own_points(classroom):
+def test_unruly_code_costs_only_its_own_points(classroom, monkeypatch):
+    monkeypatch.setenv("MINIMGRPO_CHECK_SECONDS", "5")  # two tests hang
     name = "assignment1"
     classroom.hand_out(name)
     classroom.submit(name, "cleo", unruly(name))
@@ -211,10 +209,8 @@ def packages(tmp_path_factory):
     root = ASSIGNMENTS.parent.parent
     subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(folder)], cwd=root, check=True)
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(folder / "sdist", filter="data")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder / "wheel")
+    shutil.unpack_archive(sdist, folder / "sdist")
+    shutil.unpack_archive(wheel, folder / "wheel", format="zip")
     texts = {}
     for path in [*(folder / "sdist").rglob("*"), *(folder / "wheel").rglob("*")]:
         if path.suffix in (".py", ".md", ".ipynb", ".json", ".toml", ".txt"):
