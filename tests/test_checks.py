@@ -119,6 +119,21 @@ def test_files_and_global_states_are_as_before(tmp_path, monkeypatch):
     assert torch.is_grad_enabled()
 
 
+def test_what_an_earlier_cell_did_to_torch_does_not_matter():
+    def usual():
+        assert torch.ones(1).dtype == torch.float32
+        assert (torch.ones(1, requires_grad=True) * 2).requires_grad
+
+    try:
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        check(usual)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_grad_enabled(True)
+
+
 FILE = """\
 import torch
 

@@ -163,7 +163,6 @@ def unruly(name: str) -> dict[str, str]:
     warnings.warn("noise")
     open("assignment1.ipynb", "w").close()
     os.makedirs("../left/behind", exist_ok=True)
-    torch.set_default_dtype(torch.float16)
     #"""
     stub = "### BEGIN SOLUTION"
     return {
@@ -173,7 +172,7 @@ def unruly(name: str) -> dict[str, str]:
         "masked_mean": right["masked_mean"].replace("def ", "defn "),
         "micro_batch_losses": right["micro_batch_losses"].replace(stub, "raise SystemExit\n    #"),
         "kl_k3": "while True:\n    pass\n\n\n" + right["kl_k3"],  # the cell itself hangs
-        "clip_fraction": right["clip_fraction"] + "\ncheck = same = None",
+        "clip_fraction": right["clip_fraction"] + "\ncheck = same = None\ntorch.set_default_dtype(torch.float16)",
     }
 
 
