@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import inspect
+import json
 import re
 from pathlib import Path
 
@@ -98,26 +99,36 @@ def copy(tmp_path):
     return tmp_path / "my copy"
 
 
-def solutions(name: str) -> list[str]:
-    """The lines that a student must not see: the solutions and the hidden tests, as far as they are telling."""
-    text, found, inside = source(name), [], False
-    for line in text.splitlines():
-        if line.strip().startswith("### "):
-            inside = line.strip().startswith("### BEGIN")
-        elif inside and len(line.strip()) > 25:
-            found.append(line.strip())
-    assert len(found) > 20
-    return [line for line in found if line not in course.strip(text)]
+def lines(text: str, secret: bool) -> set[str]:
+    """The telling lines of a source: those of the solutions and hidden tests, or the others."""
+    found, inside = set(), False
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("### "):
+            inside = line.startswith("### BEGIN")
+        elif inside == secret and len(line) > 25:
+            found.add(line)
+    return found
+
+
+def shown(path: Path) -> set[str]:
+    """The lines of a file, or of a notebook's cells."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        text = "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
+    return {line.strip() for line in text.splitlines()}
 
 
 def test_the_student_copy_holds_no_solution(copy):
     files = [path for path in copy.rglob("*") if path.is_file()]
     assert len(files) == 3 + 3 * len(NAMES)
-    everything = "\n".join(path.read_text(encoding="utf-8") for path in files)
-    unescaped = everything.replace('\\"', '"').replace("\\\\", "\\")
-    assert "BEGIN" not in everything
+    everything = set().union(*(shown(path) for path in files))
+    public = set().union(*(lines(source(name), secret=False) for name in NAMES))
+    assert "def test_group_advantages():" in everything
+    assert not [line for line in everything if line.startswith(("### BEGIN", "### END"))]
     for name in NAMES:
-        assert not [line for line in solutions(name) if line in unescaped]
+        secret = lines(source(name), secret=True) - public
+        assert len(secret) > 20
+        assert not secret & everything
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS[name]) for name in NAMES])

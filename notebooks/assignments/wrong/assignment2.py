@@ -251,7 +251,7 @@ def score__softmax_over_the_tokens(logits, token_ids, mask, temperature=1.0):
 
 
 def score__most_likely_tokens(logits, token_ids, mask, temperature=1.0):
-    """not of those that were sampled"""
+    """not those that were sampled"""
     best = logits.argmax(dim=-1).roll(1)
     return score(logits, best, mask, temperature)
 
