@@ -162,7 +162,7 @@ def unruly(name: str) -> dict[str, str]:
     os.write(2, b"noise")
     warnings.warn("noise")
     open("assignment1.ipynb", "w").close()
-    os.makedirs("../left/behind", exist_ok=True)
+    os.makedirs("left/behind", exist_ok=True)
     #"""
     stub = "### BEGIN SOLUTION"
     return {
@@ -193,8 +193,12 @@ def test_unruly_code_costs_only_its_own_points(classroom, monkeypatch):
     }
     assert points == expected
     assert sum(points.values()) == 7
-    left = {path.name for path in (classroom.root / "course/autograded/cleo").rglob("*")}
-    assert left == {name, f"{name}.ipynb", "timestamp.txt", "submission_secret.txt"}
+    # the cell that tries a function on a line runs it in the student's own folder; nothing beyond is touched
+    assert [path.name for path in (classroom.root / "course/autograded/cleo").iterdir()] == [name]
+    graded = json.loads((classroom.root / f"course/autograded/cleo/{name}/{name}.ipynb").read_text(encoding="utf-8"))
+    assert sum("points" in cell["metadata"].get("nbgrader", {}) for cell in graded["cells"]) == len(points)
+    nbgraders = {"source", "release", "submitted", "autograded", "feedback", "gradebook.db", "nbgrader_config.py"}
+    assert {path.name for path in (classroom.root / "course").iterdir()} == nbgraders
 
 
 # ---- the packages ----------------------------------------------------------------------------------------------------
