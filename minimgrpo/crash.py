@@ -149,7 +149,7 @@ def watch(folder: str | Path) -> Iterator[Watch]:
         try:
             yield seen
         finally:
-            sys.setprofile(before)
+            sys.setprofile(before if callable(before) else None)  # cProfile's cannot be set from Python
             seen._look("the end")
 
 

@@ -181,6 +181,7 @@ def publish_once(path: Path, rows: list) -> None:
 
 
 # %% test publish_once 2
+@mock.patch("os.fsync", lambda file: None)  # these folders need not outlive a power failure
 def test_publish_once():
     folder = new_folder()
     path = folder / "rows.jsonl"
@@ -427,6 +428,7 @@ def check_run(root, steps, state):
 
 
 # %% test run 2
+@mock.patch("os.fsync", lambda file: None)  # these folders need not outlive a power failure
 def test_run():
     root, world = new_folder(), World(rows=2)
     state = world.run(run, root, 3)
@@ -443,6 +445,7 @@ def test_run():
 
 
 # %% test run__killed 3
+@mock.patch("os.fsync", lambda file: None)  # these folders need not outlive a power failure
 def test_run__killed():
     def kill_everywhere(steps, rows):
         first = new_folder()
@@ -453,8 +456,7 @@ def test_run__killed():
             there = {name: f"{len(data)} bytes" for name, data in files.items()}
             where = f"\n  (started again after a kill or a power failure that left {there})"
             try:
-                with mock.patch.object(os, "fsync", lambda file: None):  # the copies need not outlive a power failure
-                    state = world.run(run, root, steps)
+                state = world.run(run, root, steps)
                 published = [int(name[5:11]) for name in files if name.startswith("step-") and name.endswith(".jsonl")]
                 again = sorted(set(world.played) & set(published))
                 assert not again, f"the steps {again} are published and were played again: read their rows"
