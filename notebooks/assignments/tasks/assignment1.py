@@ -101,3 +101,387 @@ def test_group_advantages__flat():
     same(group_advantages(mixed)[0], [0, 0, 0], "a flat group stays at 0 beside one that is not flat")
     same(group_advantages(mixed)[1], [-math.sqrt(0.5), math.sqrt(2), -math.sqrt(0.5)], "wrong beside a flat group")
     ### END HIDDEN TESTS
+
+
+# %% [markdown]
+# ## 2. The clipped loss of each token (5 points)
+#
+# `logprobs` are the log-probabilities of the sampled tokens under the policy that is being trained, `old_logprobs`
+# those under the policy that sampled them. Their ratio $r_t = \pi(a_t) / \pi_{old}(a_t)$ is computed from the
+# difference of the logs. The objective to *maximise* is
+#
+# $$\min\left(r_t A,\ \mathrm{clip}(r_t,\ 1 - c_{low},\ 1 + c_{high})\, A\right)$$
+#
+# (eq. 14 to 17), the same formula for positive and negative advantages; the loss is its negative. The bounds differ:
+# 0.2 below 1 and 0.28 above it. Only `logprobs` carry a gradient: it flows where the clip does not cut.
+
+
+# %% task token_loss
+def token_loss(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+) -> torch.Tensor:
+    """The clipped loss of every token, not averaged yet.
+
+    logprobs, old_logprobs: [B, T].   advantages: [B], one for each row.
+    Returns [B, T]; the gradient reaches logprobs only.
+    """
+    ### BEGIN SOLUTION
+    ratio = (logprobs - old_logprobs.detach()).exp()
+    weight = advantages.detach()[:, None]
+    return -torch.minimum(ratio * weight, ratio.clamp(1 - clip_low, 1 + clip_high) * weight)
+    ### END SOLUTION
+
+
+# %% example
+token_loss(torch.tensor([[0.5, 1.0, 2.0]]).log(), torch.zeros(1, 3), torch.tensor([1.0]))
+
+
+# %% test token_loss 3
+def test_token_loss():
+    old = torch.tensor([[0.5, 0.4], [0.3, 0.8]]).log()
+
+    def loss(ratio, advantage, **clips):
+        """The loss of one token whose ratio is ``ratio``."""
+        new = old + math.log(ratio)
+        return token_loss(new, old.clone(), torch.full((2,), advantage), **clips)[1, 0].item()
+
+    assert token_loss(old.clone(), old.clone(), torch.ones(2)).shape == (2, 2), (
+        "one number for each token: shape [B, T]"
+    )
+    likely = {
+        "a loss is minimised: the sign is reversed": 1.65,
+        "the loss is 0 whatever happens": 0.0,
+        "the ratio is new / old: here it is upside down": -1.5 / 1.1,
+        "the ratio is exp(new - old): a difference of logs is not a ratio yet": -1.5 * math.log(1.1),
+    }
+    same(loss(1.1, 1.5), -1.65, "inside the clip's bounds the loss is -ratio * advantage", likely)
+    got = token_loss(old.clone(), old.clone(), torch.tensor([1.0, -2.0]))
+    rows = {"one advantage for each row, not for each column": [[-1.0, 2.0], [-1.0, 2.0]]}
+    same(got, [[-1, -1], [2, 2]], "at ratio 1 every token of a row has the loss -advantage of its row", rows)
+
+    not_clipped = (
+        "not clipped: at advantage 1 a ratio of 2 earns no more than one of 1.28 (the min of both, not the max)"
+    )
+    swapped = "clip_low and clip_high are swapped: 1 - clip_low is the lower bound, 1 + clip_high the upper"
+    same(loss(2.0, 1.0), -1.28, "wrong at ratio 2, advantage 1", {not_clipped: -2.0, swapped: -1.2})
+    only = "the smaller of both counts, not the clipped one alone; at advantage 1 a ratio of 0.5 is not clipped"
+    same(loss(0.5, 1.0), -0.5, "wrong at ratio 0.5, advantage 1", {only: -0.8})
+    inverted = "the clip is inverted for negative advantages: at advantage -1 a ratio of 2 is not clipped"
+    same(loss(2.0, -1.0), 2.0, "wrong at ratio 2, advantage -1", {inverted: 1.28})
+    hint = "at advantage -1 a ratio of 0.5 is clipped to 1 - clip_low"
+    same(loss(0.5, -1.0), 0.8, "wrong at ratio 0.5, advantage -1", {swapped: 0.72, hint: 0.5})
+    ### BEGIN HIDDEN TESTS
+    for seed in range(5):
+        draws = torch.Generator().manual_seed(100 + seed)
+        new, before = -torch.rand(3, 4, generator=draws), -torch.rand(3, 4, generator=draws)
+        advantages = torch.randn(3, generator=draws)
+        expected = []
+        for b in range(3):
+            row = []
+            for t in range(4):
+                ratio, advantage = math.exp(new[b, t].item() - before[b, t].item()), advantages[b].item()
+                bounded = max(1 - 0.1, min(1 + 0.3, ratio))
+                row.append(-min(ratio * advantage, bounded * advantage))
+            expected.append(row)
+        got = token_loss(new, before, advantages, clip_low=0.1, clip_high=0.3)
+        same(got, expected, "wrong with other clips (0.1 and 0.3) or other numbers")
+    ### END HIDDEN TESTS
+
+
+# %% test token_loss__gradient 2
+def test_token_loss__gradient():
+    def gradient(ratio, advantage):
+        new = torch.tensor([[math.log(ratio)]], requires_grad=True)
+        old = torch.zeros(1, 1, requires_grad=True)
+        loss = token_loss(new, old, torch.tensor([advantage]))
+        assert loss.requires_grad, "no gradient reaches logprobs: is something detached, or made into a new tensor?"
+        loss.sum().backward()
+        assert old.grad is None or old.grad.item() == 0, "old_logprobs are constants: no gradient may reach them"
+        return 0.0 if new.grad is None else new.grad.item()
+
+    # the derivative of -ratio * A with respect to the log-prob is -ratio * A again
+    none = {"no gradient reaches logprobs": 0.0}
+    same(gradient(1.0, 1.5), -1.5, "at ratio 1 the gradient is -advantage", none)
+    same(gradient(0.5, 1.0), -0.5, "a ratio of 0.5 at advantage 1 is not cut: its gradient is -ratio * advantage", none)
+    same(gradient(2.0, -1.0), 2.0, "a ratio of 2 at advantage -1 is not cut: its gradient is -ratio * advantage", none)
+    same(gradient(2.0, 1.0), 0.0, "a ratio of 2 at advantage 1 is cut: no gradient")
+    same(gradient(0.5, -1.0), 0.0, "a ratio of 0.5 at advantage -1 is cut: no gradient")
+    ### BEGIN HIDDEN TESTS
+    for ratio, advantage in itertools.product((0.3, 0.9, 1.2, 1.7), (0.7, -1.3)):
+        cut = ratio > 1.28 if advantage > 0 else ratio < 0.8
+        expected = 0.0 if cut else -ratio * advantage
+        same(gradient(ratio, advantage), expected, f"wrong gradient at ratio {ratio}, advantage {advantage}")
+    ### END HIDDEN TESTS
+
+
+# %% [markdown]
+# ## 3. From tokens to one number (4 points)
+#
+# A row holds a whole conversation: the prompt, what tools returned, padding, and what the agent sampled. Only the
+# sampled tokens count; `mask` is 1 there. There are two common averages:
+#
+# - `"token"`: the mean over all sampled tokens of the batch; a long row weighs more than a short one;
+# - `"sequence"`: the mean over the sampled tokens of each row, then the mean over the rows that have any.
+#
+# Whatever stands where the mask is 0 must change nothing, not even when it is NaN (NaN times 0 is NaN). When nothing
+# was sampled at all, the answer is 0.
+
+
+# %% task masked_mean
+def masked_mean(values: torch.Tensor, mask: torch.Tensor, average: str = "token") -> torch.Tensor:
+    """The mean of the values where the mask is 1.
+
+    values: [B, T], anything where mask is 0.   mask: [B, T] of 0 and 1.   average: "token" or "sequence".
+    Returns a scalar tensor; 0 when the mask is 0 everywhere.
+    """
+    ### BEGIN SOLUTION
+    sampled = mask.bool()
+    sums = torch.where(sampled, values, 0.0).sum(dim=1)
+    counts = sampled.sum(dim=1)
+    if average == "token":
+        return sums.sum() / counts.sum().clamp(min=1)
+    return (sums / counts.clamp(min=1)).sum() / (counts > 0).sum().clamp(min=1)
+    ### END SOLUTION
+
+
+# %% test masked_mean 2
+def test_masked_mean():
+    values = torch.tensor([[8.0, 1.0, 2.0, 3.0], [8.0, 6.0, 8.0, 8.0]])
+    mask = torch.tensor([[0, 1, 1, 1], [0, 1, 0, 0]])
+    likely = {
+        "positions where the mask is 0 are counted in the mean": 5.5,
+        "positions where the mask is 0 are counted in the denominator": 1.5,
+        "this is the average 'sequence': 'token' is the mean over all sampled tokens": 4.0,
+        "this divides by the number of rows: 'token' divides by the number of sampled tokens": 6.0,
+        "this is the sum: divide by the number of sampled tokens": 12.0,
+    }
+    same(masked_mean(values, mask), 3.0, "wrong mean over the sampled tokens 1, 2, 3 and 6", likely)
+    likely = {"both averages give the mean over the tokens": 3.0}
+    same(masked_mean(values, mask, "sequence"), 4.0, "wrong: the rows' means are 2 and 6", likely)
+    ### BEGIN HIDDEN TESTS
+    draws = torch.Generator().manual_seed(3)
+    values, mask = torch.randn(4, 6, generator=draws), torch.rand(4, 6, generator=draws) < 0.6
+    rows = [
+        [v for v, m in zip(vs, ms, strict=True) if m] for vs, ms in zip(values.tolist(), mask.tolist(), strict=True)
+    ]
+    tokens = [v for row in rows for v in row]
+    same(masked_mean(values, mask), sum(tokens) / len(tokens), "wrong mean over the tokens, with a mask of booleans")
+    means = [sum(row) / len(row) for row in rows]
+    same(masked_mean(values, mask, "sequence"), sum(means) / len(means), "wrong mean over the rows")
+    ### END HIDDEN TESTS
+
+
+# %% test masked_mean__nothing 2
+def test_masked_mean__nothing():
+    nan = float("nan")
+    for average in ("token", "sequence"):
+        values = torch.tensor([[nan, 1.0, 3.0], [5.0, 5.0, nan], [nan, 4.0, nan]])
+        mask = torch.tensor([[0, 1, 1], [0, 0, 0], [0, 1, 0]])
+        expected = {"token": 8 / 3, "sequence": 3.0}[average]
+        likely = {
+            "NaN where the mask is 0 must change nothing: NaN * 0 is NaN, torch.where is not": nan,
+            "a row without a sampled token counts in the denominator: it must not": 2.0,
+        }
+        got = masked_mean(values, mask, average)
+        if got.isnan():
+            raise AssertionError("NaN where the mask is 0 must change nothing: NaN * 0 is NaN, torch.where is not")
+        same(got, expected, f"wrong with a row that is masked as a whole, average {average!r}", likely)
+        values = torch.ones(2, 3, requires_grad=True)
+        got = masked_mean(values, torch.zeros(2, 3), average)
+        assert not got.isnan(), "NaN when everything is masked: 0 / 0; the answer is 0"
+        same(got, 0.0, "when everything is masked the answer is 0")
+        got.backward()
+        same(values.grad, torch.zeros(2, 3), "when everything is masked the gradient is 0")
+    ### BEGIN HIDDEN TESTS
+    for average in ("token", "sequence"):
+        values = torch.tensor([[1.0, nan], [float("inf"), 2.0]], requires_grad=True)
+        masked_mean(values, torch.tensor([[1, 0], [0, 1]]), average).backward()
+        same(values.grad, [[0.5, 0], [0, 0.5]], "what is masked must not reach the gradient, not even as NaN")
+    ### END HIDDEN TESTS
+
+
+# %% [markdown]
+# ## 4. Micro-batches (2 points)
+#
+# A batch that does not fit into memory is cut into micro-batches; `backward()` is called on the loss of each, and the
+# gradients add up. The result must not depend on the cut. So each micro-batch's loss is the sum over its tokens divided
+# by the number of sampled tokens *of the whole batch*; then the losses add up to the batch's loss.
+
+
+# %% task micro_batch_losses
+def micro_batch_losses(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+    """The losses of the micro-batches, to call backward() on one after the other; their sum is the batch's loss.
+
+    parts: for each micro-batch the token losses [b, t] and the mask [b, t]; b and t may differ from part to part.
+    Returns one scalar tensor for each part. The sum is the mean over all sampled tokens; 0 when there are none.
+    """
+    ### BEGIN SOLUTION
+    total = max(1, sum(int(mask.sum()) for _, mask in parts))
+    return [torch.where(mask.bool(), losses, 0.0).sum() / total for losses, mask in parts]
+    ### END SOLUTION
+
+
+# %% test micro_batch_losses 2
+def test_micro_batch_losses():
+    long = (torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]))
+    short = (torch.tensor([[5.0, 7.0]]), torch.tensor([[1, 0]]))
+    empty = (torch.tensor([[3.0]]), torch.tensor([[0]]))
+    got = micro_batch_losses([long, short])
+    assert isinstance(got, list) and len(got) == 2, "one loss for each micro-batch, in a list"
+    likely = {
+        "the micro-batches' means are averaged: a short one then weighs as much as a long one": 3.0,
+        "the micro-batches' means are summed: divide by the tokens of the whole batch": 6.0,
+        "the micro-batches' means are weighted by their rows, not by their sampled tokens": 7 / 3,
+        "positions where the mask is 0 are counted in the denominator": 1.2,
+    }
+    same(sum(got), 1.5, "the losses must add up to the mean over all sampled tokens: seven of 1 and one of 5", likely)
+    assert not any(loss.isnan() for loss in micro_batch_losses([long, empty])), "NaN for a part with nothing sampled"
+    same(sum(micro_batch_losses([long, empty])), 1.0, "a part with nothing sampled changes nothing")
+    same(sum(micro_batch_losses([empty, empty])), 0.0, "nothing sampled at all: the losses are 0")
+    ### BEGIN HIDDEN TESTS
+    draws = torch.Generator().manual_seed(11)
+    values, mask = torch.randn(6, 5, generator=draws), torch.rand(6, 5, generator=draws) < 0.5
+    whole = (values[mask].sum() / mask.sum()).item()
+    for cuts in ([1] * 6, [2, 4], [3, 1, 2]):
+        leaf = values.clone().requires_grad_()
+        parts, start = [], 0
+        for size in cuts:
+            parts.append((leaf[start : start + size], mask[start : start + size]))
+            start += size
+        losses = micro_batch_losses(parts)
+        same(sum(losses), whole, f"rows cut into {cuts} give another loss than the whole batch")
+        for loss in losses:
+            loss.backward()
+        same(leaf.grad, mask.float() / mask.sum(), f"rows cut into {cuts} give another gradient than the whole batch")
+    ### END HIDDEN TESTS
+
+
+# %% [markdown]
+# ## 5. A KL estimate (2 points)
+#
+# To keep a policy $\pi$ near a reference $\pi_{ref}$ add $KL(\pi \| \pi_{ref})$, estimated from tokens that $\pi$
+# sampled. With $d = \log \pi_{ref} - \log \pi$ the estimate k3 is
+#
+# $$k_3 = e^{d} - d - 1$$
+#
+# It is never negative, and its mean over samples of $\pi$ is the KL exactly. The check below computes that mean over
+# all tokens of a small vocabulary. M-GRPO itself uses no KL.
+
+
+# %% task kl_k3
+def kl_k3(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+    """The k3 estimate of each token, in nats.
+
+    logprobs: [B, T] under the policy; the gradient reaches these only.   ref_logprobs: [B, T] under the reference.
+    Returns [B, T].
+    """
+    ### BEGIN SOLUTION
+    d = ref_logprobs.detach() - logprobs
+    return d.exp() - d - 1
+    ### END SOLUTION
+
+
+# %% test kl_k3 2
+def test_kl_k3():
+    def expectation(logits, ref_logits):
+        """The mean of the estimate over tokens drawn from the policy, and both KLs, by counting all tokens."""
+        logp, ref = torch.log_softmax(logits, -1), torch.log_softmax(ref_logits, -1)
+        mean = (logp.exp() * kl_k3(logp, ref)).sum().item()
+        return mean, (logp.exp() * (logp - ref)).sum().item(), (ref.exp() * (ref - logp)).sum().item()
+
+    got = kl_k3(torch.tensor([[0.5, 0.25]]).log(), torch.tensor([[0.25, 0.5]]).log())
+    assert got.shape == (1, 2), "one estimate for each token: shape [B, T]"
+    likely = {
+        "the sign of d is reversed: d = ref_logprobs - logprobs": [[0.306853, 0.193147]],
+        "this is k1, the plain difference: it can be negative": [[0.693147, -0.693147]],
+        "this is k2, half the squared difference: its mean is not the KL": [[0.240227, 0.240227]],
+        "the sign is reversed: a KL is not negative": [[-0.193147, -0.306853]],
+        "the estimate is 0 everywhere": [[0.0, 0.0]],
+    }
+    same(got, [[0.193147, 0.306853]], "wrong for the probabilities 1/2 against 1/4 and 1/4 against 1/2", likely)
+    mean, kl, backwards = expectation(torch.tensor([[0.0, 1.0, 2.0, -1.0]]), torch.tensor([[1.0, 0.5, -1.0, 0.0]]))
+    same(mean, kl, "its mean over the policy's tokens is not KL(policy || ref)", {"KL(ref || policy)": backwards})
+    ### BEGIN HIDDEN TESTS
+    for seed in range(5):
+        logits, ref_logits = torch.randn(2, 1, 8, generator=torch.Generator().manual_seed(seed))
+        mean, kl, _ = expectation(logits, ref_logits)
+        same(mean, kl, "its mean over the policy's tokens is not KL(policy || ref)")
+    new, ref = torch.tensor([[-1.0, -2.0]], requires_grad=True), torch.tensor([[-1.0, -1.5]], requires_grad=True)
+    loss = kl_k3(new, ref)
+    assert loss.requires_grad, "no gradient reaches logprobs"
+    loss.sum().backward()
+    same(new.grad, [[0.0, 1 - math.exp(0.5)]], "the gradient is 1 - exp(d): 0 where both agree")
+    assert ref.grad is None or not ref.grad.any(), "the reference is a constant: no gradient may reach ref_logprobs"
+    ### END HIDDEN TESTS
+
+
+# %% [markdown]
+# ## 6. How much is clipped? (2 points)
+#
+# While training, watch the share of tokens whose gradient the clip cuts: where $A > 0$ and $r > 1 + c_{high}$, or
+# $A < 0$ and $r < 1 - c_{low}$. On the first pass over fresh samples it is 0; when it is large the steps are too large.
+
+
+# %% task clip_fraction
+def clip_fraction(
+    ratios: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+) -> float:
+    """The share of the sampled tokens whose gradient is cut by the clip.
+
+    ratios: [B, T].   advantages: [B].   mask: [B, T], 1 where the agent sampled the token.
+    Returns a number between 0 and 1; 0 when nothing was sampled.
+    """
+    ### BEGIN SOLUTION
+    weight = advantages[:, None]
+    cut = ((weight > 0) & (ratios > 1 + clip_high)) | ((weight < 0) & (ratios < 1 - clip_low))
+    sampled = mask.bool()
+    return float((cut & sampled).sum() / sampled.sum().clamp(min=1))
+    ### END SOLUTION
+
+
+# %% test clip_fraction 2
+def test_clip_fraction():
+    ratios = torch.tensor([[0.5, 1.0, 1.25, 2.0], [0.5, 0.75, 2.0, 0.1], [3.0, 0.1, 1.0, 1.0]])
+    advantages = torch.tensor([1.0, -1.0, 0.0])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [0, 1, 1, 1]])
+    likely = {
+        "masked tokens are counted": 4 / 12,
+        "the clip is one-sided: what it cuts depends on the sign of the advantage": 6 / 10,
+        "inverted for negative advantages: there it cuts ratios below 1 - clip_low": 2 / 10,
+        "an advantage of 0 has no gradient that could be cut": 4 / 10,
+    }
+    got = clip_fraction(ratios, advantages, mask)
+    same(got, 3 / 10, "wrong: the clip cuts 2.0 at advantage 1, and 0.5 and 0.75 at advantage -1", likely)
+    swapped = "the upper bound is 1 + clip_high, the lower 1 - clip_low: they are swapped"
+    got = clip_fraction(torch.tensor([[1.25, 1.0]]), torch.tensor([1.0]), torch.ones(1, 2))
+    same(got, 0.0, "a ratio of 1.25 is inside the bounds", {swapped: 0.5})
+    got = clip_fraction(torch.tensor([[1.5]]), torch.tensor([1.0]), torch.zeros(1, 1))
+    same(got, 0.0, "nothing sampled: 0, not NaN")
+    ### BEGIN HIDDEN TESTS
+    draws = torch.Generator().manual_seed(5)
+    ratios, advantages = 0.5 + torch.rand(5, 7, generator=draws), torch.randn(5, generator=draws)
+    mask = torch.rand(5, 7, generator=draws) < 0.7
+    cut = [
+        (r > 1.3 if a > 0 else r < 0.9)
+        for rs, a, ms in zip(ratios.tolist(), advantages.tolist(), mask.tolist(), strict=True)
+        for r, m in zip(rs, ms, strict=True)
+        if m
+    ]
+    got = clip_fraction(ratios, advantages, mask, clip_low=0.1, clip_high=0.3)
+    same(got, sum(cut) / len(cut), "wrong with other clips (0.1 and 0.3) or other numbers")
+    ### END HIDDEN TESTS
+
+
+# %% [markdown]
+# ## What comes next
+#
+# Together these six are `minimgrpo.grpo`: `group_advantages`, `policy_loss`, `kl_k3`, `policy_stats`. The library's
+# versions take weights as well, because an executor's trajectory may count several times. That is assignment 3.
