@@ -29,7 +29,7 @@ from minimgrpo.log import publish as library_publish
 from minimgrpo.log import read as library_read
 
 
-def says(function, *arguments, **options):
+def outcome_of(function, *arguments, **options):
     """What the call returns, or the error it raises as text."""
     try:
         return function(*arguments, **options)
@@ -39,7 +39,7 @@ def says(function, *arguments, **options):
 
 def refuses(function, *arguments, why):
     """Assert that the call raises ValueError."""
-    got = says(function, *arguments)
+    got = outcome_of(function, *arguments)
     refused = isinstance(got, str) and got.startswith(("ValueError", "DataError"))
     assert refused, f"{why}\n  expected: ValueError\n  got:      {got!r}"
 
@@ -71,7 +71,7 @@ verdict('Let me see.\n```json\n{"reason": "the same city", "correct": true}\n```
 # %% test verdict 2
 def test_verdict():
     def expect(reply, wanted, why):
-        got = says(verdict, reply)
+        got = outcome_of(verdict, reply)
         assert got is wanted, f"{why}\n  the judge said: {reply[:200]}\n  expected: {wanted}\n  got:      {got!r}"
 
     expect('{"reason": "the same city", "correct": true}', True, "a plain yes: read the JSON, look for no word")
@@ -146,7 +146,7 @@ def test_report():
     got = report(some_records(right=2, wrong=2, errors=1, ungraded=1, ungraded_errors=1))
     same(got["rate"], 0.4, "an error without a gold answer is ungraded, so not in the rate")
     assert (got["errors"], got["ungraded"]) == (2, 2), "an error without a gold answer is both an error and ungraded"
-    got = says(report, some_records(ungraded=3))
+    got = outcome_of(report, some_records(ungraded=3))
     alright = isinstance(got, dict) and got["rate"] is None and got["ci95"] is None
     assert alright, f"nothing is graded: rate and ci95 are None, not 0 and no ZeroDivisionError: {got}"
 
@@ -240,39 +240,41 @@ def unfinished(task_ids: list, attempts: int, data: bytes, config_hash: str) -> 
 
 
 # %% setup
-def line(task_id, attempt=0, status="ok", config_hash="now", **more):
+def saved(task_id, attempt=0, status="ok", config_hash="now", **more):
     """One record as a line of a file."""
     record = {"task_id": task_id, "attempt": attempt, "status": status, "config_hash": config_hash, **more}
     return json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n"
 
 
 # %% example
-unfinished(["a", "b"], 2, line("a") + line("b", status="error"), "now")
+unfinished(["a", "b"], 2, saved("a") + saved("b", status="error"), "now")
 
 
 # %% test unfinished 3
 def test_unfinished():
     def expect(data, keys, torn, why, tasks=("a", "b"), attempts=2):
-        got = says(unfinished, list(tasks), attempts, data, "now")
+        got = outcome_of(unfinished, list(tasks), attempts, data, "now")
         readable = isinstance(got, tuple) and len(got) == 2
         found = ([tuple(key) for key in got[0]], got[1]) if readable else got
         assert found == (keys, torn), f"{why}\n  expected: {keys}, {torn} torn\n  got:      {found}"
 
     everything = [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
     expect(b"", everything, 0, "nothing is done: everything is to do, attempt 0 of all tasks first")
-    expect(line("a"), everything[1:], 0, "the key is (task_id, attempt): attempt 0 at a task is not attempt 1 at it")
-    wrong = line("a", correct=False) + line("b", correct=True)
+    expect(saved("a"), everything[1:], 0, "the key is (task_id, attempt): attempt 0 at a task is not attempt 1 at it")
+    wrong = saved("a", correct=False) + saved("b", correct=True)
     expect(wrong, everything[2:], 0, "a wrong answer is done: to try until it is right is cheating")
-    expect(line("a") + line("b", status="error"), everything[1:], 0, "an error is tried again")
-    expect(line("a", status="timeout"), everything[1:], 0, "a time-out is done: the same limit would stop it again")
-    expect(line("b", status="error") + line("b"), [("a", 0), ("a", 1), ("b", 1)], 0, "this error was tried again: done")
+    expect(saved("a") + saved("b", status="error"), everything[1:], 0, "an error is tried again")
+    expect(saved("a", status="timeout"), everything[1:], 0, "a time-out is done: the same limit would stop it again")
+    expect(
+        saved("b", status="error") + saved("b"), [("a", 0), ("a", 1), ("b", 1)], 0, "this error was tried again: done"
+    )
     why = "a record of another config_hash is another experiment's: it does not count"
-    expect(line("a", config_hash="before") + line("b"), [("a", 0), ("a", 1), ("b", 1)], 0, why)
+    expect(saved("a", config_hash="before") + saved("b"), [("a", 0), ("a", 1), ("b", 1)], 0, why)
     why = "a torn last line is ignored and counted, never fatal"
-    expect(line("a") + b'{"task_id": "b", "att', everything[1:], 1, why)
+    expect(saved("a") + b'{"task_id": "b", "att', everything[1:], 1, why)
     why = "a line counts when its newline is there: this one is torn, though it looks whole"
-    expect(line("a") + line("b")[:-1], everything[1:], 1, why)
-    got = says(unfinished, ["a"], 1, line("a") + b"{oops}\n" + line("a"), "now")
+    expect(saved("a") + saved("b")[:-1], everything[1:], 1, why)
+    got = outcome_of(unfinished, ["a"], 1, saved("a") + b"{oops}\n" + saved("a"), "now")
     told = isinstance(got, str) and "Error" in got and "line 2" in got
     assert told, f"damage before the end is not a torn line: raise ValueError and name line 2, not {got}"
 
@@ -318,7 +320,7 @@ TASKS = {
 }
 
 
-def solve(question):
+def sample_agent(question):
     """An agent that adds up, knows no capitals, and has its moments."""
     if question == "crash":
         raise RuntimeError("out of memory")
@@ -327,14 +329,14 @@ def solve(question):
     return str(sum(map(int, question[:-1].split("+")))) if "+" in question else "Curaçao"
 
 
-def grade(prediction, gold):
+def sample_grader(prediction, gold):
     """Whether both texts are the same; that one is missing is a mistake."""
     if not isinstance(prediction, str) or not isinstance(gold, str):
         raise TypeError(f"grade({prediction!r}, {gold!r})")
     return prediction == gold
 
 
-def published(folder):
+def published_records(folder):
     """All records of an evaluation, in the order of its files."""
     return [record for path in sorted(folder.glob("batch-????.jsonl")) for record in library_read(path)]
 
@@ -354,17 +356,20 @@ def test_evaluate():
         return "4"
 
     folder = new_folder()
-    evaluate({"t1": dict(TASKS["t1"])}, [("t1", 0)], only_the_question, grade, folder, "now")
-    [record] = published(folder)
-    assert record["status"] == "ok", record["error"]
+    evaluate({"t1": dict(TASKS["t1"])}, [("t1", 0)], only_the_question, sample_grader, folder, "now")
+    records = published_records(folder)
+    assert len(records) == 1, f"one key makes one record, in batch-0001.jsonl, not {len(records)}"
+    assert records[0]["status"] == "ok", records[0]["error"]
     keys, folder = [(task, 0) for task in TASKS], new_folder()
     try:
-        evaluate({key: dict(task) for key, task in TASKS.items()}, list(keys), solve, grade, folder, "now")
+        evaluate(
+            {key: dict(task) for key, task in TASKS.items()}, list(keys), sample_agent, sample_grader, folder, "now"
+        )
     except TypeError as error:
         raise AssertionError(f"grade is called with a text and a gold answer, or not at all: {error}") from None
     except (RuntimeError, TimeoutError) as error:
         raise AssertionError(f"one bad task must not end the evaluation: {error!r}") from None
-    records = published(folder)
+    records = published_records(folder)
     found = [(record["task_id"], record["attempt"]) for record in records]
     assert found == keys, f"every key has one record, errors as well\n  expected: {keys}\n  got:      {found}"
     by_task = {record["task_id"]: record for record in records}
@@ -392,30 +397,32 @@ def test_evaluate():
         raise ZeroDivisionError("a bug of the grader")
 
     folder = new_folder()
-    got = says(evaluate, {"t1": dict(TASKS["t1"])}, [("t1", 0)], solve, broken, folder, "now")
+    got = outcome_of(evaluate, {"t1": dict(TASKS["t1"])}, [("t1", 0)], sample_agent, broken, folder, "now")
     told = str(got).startswith("ZeroDivisionError")
-    assert told, f"a bug of the grader is not the agent's error: let it out, do not record it: {published(folder)}"
+    assert told, (
+        f"a bug of the grader is not the agent's error: let it out, do not record it: {published_records(folder)}"
+    )
 
 
 # %% test evaluate__killed 2
 @mock.patch("os.fsync", lambda file: None)  # the copies need not outlive a power failure
 def test_evaluate__killed():
     def keys_left(keys, folder):  # task 4
-        done = {(record["task_id"], record["attempt"]) for record in published(folder)}
+        done = {(record["task_id"], record["attempt"]) for record in published_records(folder)}
         return [key for key in keys if key not in done]
 
     def kill_everywhere(keys, batch):
         folder, solved = new_folder(), []
 
         def watched(question):
-            safe = len(published(folder))
+            safe = len(published_records(folder))
             lost = len(solved) - safe
             assert lost < batch, f"a kill now would lose {lost} finished attempts: publish every {batch} records"
             solved.append(question)
-            return solve(question)
+            return sample_agent(question)
 
         with watch(folder) as seen:
-            evaluate(TASKS, list(keys), watched, grade, folder, "now", batch=batch)
+            evaluate(TASKS, list(keys), watched, sample_grader, folder, "now", batch=batch)
         end = {path.name: path.read_bytes() for path in folder.iterdir()}
         for moment in seen.moments:
             for name in [name for name in moment.killed if name.endswith(".jsonl")]:
@@ -423,7 +430,7 @@ def test_evaluate__killed():
                 assert whole, (
                     f"after {moment.after}() a reader, or a power failure, finds half of {name}: publish it whole"
                 )
-        problems = {record["error"] for record in published(folder)}
+        problems = {record["error"] for record in published_records(folder)}
         for problem in problems:
             assert "a kill now" not in str(problem), problem
         for files in seen.states():
@@ -431,8 +438,8 @@ def test_evaluate__killed():
             there = {name: f"{len(data)} bytes" for name, data in files.items()}
             where = f"\n  (started again after a kill that left {there})"
             try:
-                evaluate(TASKS, keys_left(keys, again), solve, grade, again, "now", batch=batch)
-                found = sorted((record["task_id"], record["attempt"]) for record in published(again))
+                evaluate(TASKS, keys_left(keys, again), sample_agent, sample_grader, again, "now", batch=batch)
+                found = sorted((record["task_id"], record["attempt"]) for record in published_records(again))
             except Exception as error:
                 why = f"it cannot go on, {type(error).__name__}: {error}"
                 raise AssertionError(
@@ -451,16 +458,16 @@ def test_evaluate__killed():
     def stop(question):
         if question == "crash":
             raise KeyboardInterrupt
-        return solve(question)
+        return sample_agent(question)
 
     folder = new_folder()
     try:
-        evaluate(TASKS, [("t1", 0), ("t2", 0), ("t3", 0), ("t6", 0)], stop, grade, folder, "now")
+        evaluate(TASKS, [("t1", 0), ("t2", 0), ("t3", 0), ("t6", 0)], stop, sample_grader, folder, "now")
         stopped = False
     except KeyboardInterrupt:
         stopped = True
     assert stopped, "Ctrl-C must stop the evaluation: catch Exception, not BaseException, and nothing without a name"
-    got = [record["task_id"] for record in published(folder)]
+    got = [record["task_id"] for record in published_records(folder)]
     assert got == ["t1", "t2"], f"what was finished before Ctrl-C stays: t1 and t2, not {got}"
 
 
@@ -493,7 +500,7 @@ def compare(a: dict, b: dict) -> dict:
 
 
 # %% setup
-def sides(*pairs):
+def two_sides(*pairs):
     """Two evaluations: a task for each pair of attempts."""
     return [{f"t{i}": list(pair[side]) for i, pair in enumerate(pairs)} for side in (0, 1)]
 
@@ -502,12 +509,12 @@ YES, NO, UNGRADED = [True], [False], [None]
 
 
 # %% example
-compare(*sides((NO, YES), (NO, YES), (NO, YES), (NO, YES), (NO, YES), (YES, YES)))
+compare(*two_sides((NO, YES), (NO, YES), (NO, YES), (NO, YES), (NO, YES), (YES, YES)))
 
 
 # %% test compare 3
 def test_compare():
-    got = compare(*sides(*[(NO, YES)] * 5, (YES, NO), *[(YES, YES)] * 2, *[(NO, NO)] * 2))
+    got = compare(*two_sides(*[(NO, YES)] * 5, (YES, NO), *[(YES, YES)] * 2, *[(NO, NO)] * 2))
     likely = {"the sign is reversed: B minus A": -0.4}
     same(got["difference"], 0.4, "B is right at 7 of 10 tasks, A at 3", likely)
     found = {name: got[name] for name in ("tasks", "left_out", "better", "worse")}
@@ -519,9 +526,9 @@ def test_compare():
         "as unevenly as this or more: sum the whole tail": 12 / 64,
     }
     same(got["p"], 14 / 64, "5 better, 1 worse: p = 2 (1 + 6) / 64", likely)
-    same(compare(*sides((NO, YES), (YES, NO)))["p"], 1.0, "1 better, 1 worse: p is 1, never more")
-    same(compare(*sides((NO, NO)))["p"], 1.0, "no difference anywhere: p is 1")
-    got = compare(*sides((NO, YES), (YES, UNGRADED), (UNGRADED, NO), (YES, YES)))
+    same(compare(*two_sides((NO, YES), (YES, NO)))["p"], 1.0, "1 better, 1 worse: p is 1, never more")
+    same(compare(*two_sides((NO, NO)))["p"], 1.0, "no difference anywhere: p is 1")
+    got = compare(*two_sides((NO, YES), (YES, UNGRADED), (UNGRADED, NO), (YES, YES)))
     found, why = (
         (got["tasks"], got["left_out"]),
         "a task that one side could not grade is left out on both, and counted",
@@ -529,7 +536,7 @@ def test_compare():
     assert found == (2, 2), f"{why}: 2 compared and 2 left out, not {found[0]} and {found[1]}"
     likely = {"compare task by task: leave out on both sides what one side could not grade": 0.0}
     same(got["difference"], 0.5, "over the two tasks that both graded: B 2, A 1", likely)
-    got = compare(*sides(([True, False, False, False], [True, True, False, None]), (YES, YES)))
+    got = compare(*two_sides(([True, False, False, False], [True, True, False, None]), (YES, YES)))
     likely = {"None is not wrong: it is not among the graded attempts": (2 / 4 - 1 / 4) / 2}
     likely |= {"a task's score is its share of right attempts, not whether one was right": 0.0}
     likely |= {"a task's score is its share of right attempts, not what most of them were": 0.5}

@@ -55,7 +55,7 @@ def new_folder():
     return folder
 
 
-def says(function, *arguments):
+def outcome_of(function, *arguments):
     """What the call returns, or the error it raises as text."""
     try:
         return function(*arguments)
@@ -174,7 +174,7 @@ def test_publish__text():
         with plain_locale():
             publish(path, ROWS)
     except UnicodeEncodeError as error:
-        why = "open the file with encoding='utf-8': on this machine here open() alone means ASCII"
+        why = "open the file with encoding='utf-8': this check plays a machine whose own encoding is ASCII"
         raise AssertionError(f"{why}\n  {error}") from None
     text = path.read_bytes().decode("utf-8", errors="replace")
     assert [json.loads(line) for line in text.split("\n")[:-1]] == ROWS, (
@@ -219,12 +219,12 @@ def test_publish_once():
     publish_once(path, ROWS)
     assert path.exists() and path.read_bytes() == as_bytes(ROWS), "what is not there yet must be published"
     with watch(folder) as seen:
-        got = says(publish_once, path, ROWS)
+        got = outcome_of(publish_once, path, ROWS)
     assert got is None, f"the same rows again are no error: {got}"
     assert len(seen.moments) == 1, "the same rows again: leave the published file alone, do not write it anew"
 
     def expect_refused(rows, words):
-        got = says(publish_once, path, rows)
+        got = outcome_of(publish_once, path, rows)
         refused = isinstance(got, str) and got.startswith(("ValueError", "LogError"))
         assert refused, f"{words} must be refused with a ValueError, not {got!r}"
         assert path.name in got, f"the error should name the file: {got}"
@@ -238,8 +238,8 @@ def test_publish_once():
     expect_refused([], "no rows")
     publish_once(folder / "empty.jsonl", [])
     assert (folder / "empty.jsonl").read_bytes() == b"", "no rows make an empty file"
-    refused = "ValueError" in str(says(publish_once, folder / "empty.jsonl", ROWS))
-    assert refused or "LogError" in str(says(publish_once, folder / "empty.jsonl", ROWS)), (
+    refused = "ValueError" in str(outcome_of(publish_once, folder / "empty.jsonl", ROWS))
+    assert refused or "LogError" in str(outcome_of(publish_once, folder / "empty.jsonl", ROWS)), (
         "an empty file is published, too"
     )
     ### END HIDDEN TESTS
@@ -282,7 +282,7 @@ def test_read():
     def reads(data):
         path.write_bytes(data)
         with plain_locale():
-            return says(read, path)
+            return outcome_of(read, path)
 
     got = reads(as_bytes(ROWS[1:2]))
     assert got == ROWS[1:2], f"one row was written: {ROWS[1:2]}, not {got}"
@@ -305,7 +305,7 @@ def test_read():
     expect_refused(b'{"a": 1}\n{"b": 2}', 2, "a last line without its newline (it may be torn: 12 of 120)")
     path.unlink()
     path.with_name("rows.jsonl.tmp").write_bytes(b"{}\n")
-    got = says(read, path)
+    got = outcome_of(read, path)
     told = isinstance(got, str) and got.startswith("FileNotFoundError")
     assert told, f"a file that is not published is a FileNotFoundError (nobody reads a .tmp), not {got}"
     ### BEGIN HIDDEN TESTS
@@ -431,19 +431,21 @@ def test_steps():
     def file(n):
         return f"step-{n:06d}.jsonl"
 
-    got = says(steps, run(map(file, (1, 2, 3)), map(file, (1, 2))))
+    got = outcome_of(steps, run(map(file, (1, 2, 3)), map(file, (1, 2))))
     assert got != [1, 2, 3], "step 3 is published by one role only: a step is there when both are"
     assert got == [1, 2], f"both roles have published the steps 1 and 2: [1, 2], not {got}"
-    got = says(steps, run([file(1), file(2)], [file(1), file(2) + ".tmp"]))
+    got = outcome_of(steps, run([file(1), file(2)], [file(1), file(2) + ".tmp"]))
     assert got == [1], f"a .tmp is not published: [1], not {got}"
-    got = says(steps, run([file(4), file(9), "checkpoint-000004"], [file(9), file(4), "step-000004.turn-1.jsonl"]))
+    got = outcome_of(
+        steps, run([file(4), file(9), "checkpoint-000004"], [file(9), file(4), "step-000004.turn-1.jsonl"])
+    )
     assert got == [4, 9], f"the steps that are there, in order, and nothing made of other files: [4, 9], not {got}"
     ### BEGIN HIDDEN TESTS
-    got = says(steps, run([file(n) for n in (12, 2, 100, 7)], [file(n) for n in (100, 12, 3, 2)]))
+    got = outcome_of(steps, run([file(n) for n in (12, 2, 100, 7)], [file(n) for n in (100, 12, 3, 2)]))
     assert got == [2, 12, 100], f"[2, 12, 100], not {got}"
-    got = says(steps, run([file(2)], [file(1)]))
+    got = outcome_of(steps, run([file(2)], [file(1)]))
     assert got == [], f"no step is there at both: [], not {got}"
-    got = says(steps, new_folder())
+    got = outcome_of(steps, new_folder())
     assert got == [], f"before the first step there are no folders: [], not {got}"
     ### END HIDDEN TESTS
 
@@ -545,7 +547,7 @@ def test_run():
     ### BEGIN HIDDEN TESTS
     root, world = new_folder(), World(rows=0)
     check_run(root, 2, world.run(run, root, 2))
-    got = says(World(rows=1).run, run, new_folder(), 0)
+    got = outcome_of(World(rows=1).run, run, new_folder(), 0)
     assert got == {"step": 0, "trained": []}, f"no steps, nothing changes, not {got}"
     root = new_folder()
     World(rows=1).run(run, root, 12)
