@@ -25,6 +25,7 @@ import builtins
 import contextlib
 import io
 import os
+import pathlib
 import stat
 import sys
 from collections.abc import Iterator
@@ -175,7 +176,10 @@ def plain_locale() -> Iterator[None]:
     places = [(builtins, "open"), (io, "open")]
     if shell := sys.modules.get("IPython.core.interactiveshell"):  # a notebook's `open` is one of its own
         places.append((shell, "io_open"))
+    if hasattr(pathlib, "_NormalAccessor"):  # Python 3.10: what Path.open calls
+        places.append((pathlib._NormalAccessor, "open"))
     with contextlib.ExitStack() as patches:
-        for module, name in places:
-            patches.enter_context(mock.patch.object(module, name, plain, create=True))
+        for place, name in places:
+            new = staticmethod(plain) if isinstance(place, type) else plain
+            patches.enter_context(mock.patch.object(place, name, new, create=True))
         yield

@@ -371,8 +371,7 @@ def test_is_right__lists():
 #
 # Words are compared in lower case: `words(text)` below gives them. Sounds reasonable? Then write `please`: a report
 # that this expert gives its best rating and that is not the answer. You get what the tools returned. If *you* can
-# write such a function in a line, a thousand updates will find it too. (In a trial, an executor paid by such an expert
-# alone came to a rating of .99, at an accuracy of .16.)
+# write such a function in a line, a thousand updates will find it too.
 
 # %% setup
 PAGES = [
