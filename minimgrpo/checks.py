@@ -5,8 +5,8 @@ The same functions check a cell of a notebook (``check(test_ratio)``, also under
 * code that hangs is stopped after ``SECONDS`` and the next check runs;
 * what it prints is kept short, and what it writes to stderr is shown on stdout (nbgrader gives no points for a cell
   that wrote to stderr);
-* it runs in an empty folder of its own, and the current folder, the random states and torch's default dtype are put
-  back afterwards.
+* it runs in an empty folder of its own, with torch's default dtype float32 and gradients on; the current folder, the
+  random states and the default dtype are put back afterwards.
 
 A check runs in a thread, because that works in every system and in a notebook's kernel; a loop in Python is ended from
 outside, and what cannot be ended (one endless call in C) is left behind and no longer waited for.
@@ -133,6 +133,7 @@ def _protected() -> Iterator[None]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, _stderr_of_c():
         try:
             os.chdir(folder)
+            torch.set_default_dtype(torch.float32)  # whatever an earlier cell made of it
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
                 yield
         finally:

@@ -1,18 +1,18 @@
 """The course: what is derived from the one source, graders that tell right from wrong, and the student copy."""
 
+import functools
 import importlib.util
 import inspect
 import re
-import runpy
 from pathlib import Path
 
 import pytest
 
 from minimgrpo import course
-from minimgrpo.checks import check
 
 ASSIGNMENTS = Path(__file__).parent.parent / "notebooks" / "assignments"
 NAMES = sorted(path.stem for path in (ASSIGNMENTS / "tasks").glob("assignment*.py"))
+pytest_plugins = ["pytester"]
 MARKS = {name: getattr(pytest.mark, name) for name in NAMES}
 pytestmark = pytest.mark.skipif(not NAMES, reason="the assignments' sources are in the repository, not in the sdist")
 
@@ -21,33 +21,22 @@ def source(name: str) -> str:
     return (ASSIGNMENTS / "tasks" / f"{name}.py").read_text(encoding="utf-8")
 
 
-def run(code: str, path: str) -> dict:
-    names = {"__name__": Path(path).stem}
-    exec(compile(code, path, "exec"), names)
-    return names
+def tool(name: str):
+    """The script ``name``.py of the assignments as a module."""
+    spec = importlib.util.spec_from_file_location(f"assignments_{name}", ASSIGNMENTS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
+@functools.cache
 def wrong_solutions(name: str) -> dict:
     """{task__misconception: function or class} of an assignment."""
-    path = ASSIGNMENTS / "wrong" / f"{name}.py"
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ASSIGNMENTS))
-        spec = importlib.util.spec_from_file_location(f"wrong_{name}", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = tool(f"wrong/{name}")
     own = {k: v for k, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__}
     return {k: v for k, v in own.items() if "__" in k.strip("_")}
-
-
-def failures(names: dict, task: str) -> dict[str, str]:
-    """Run the tests of ``task`` -> {test: message} of those that fail."""
-    failed = {}
-    for test in [n for n in names if re.fullmatch(rf"test_{task}(__\w+)?", n)]:
-        try:
-            check(names[test])
-        except Exception as error:
-            failed[test] = f"{type(error).__name__}: {error}"
-    return failed
 
 
 WRONG = [
@@ -57,30 +46,143 @@ WRONG = [
 ]
 
 
+@pytest.fixture(scope="module")
+def grade():
+    return tool("grade")
+
+
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS[name]) for name in NAMES])
-def test_the_reference_passes_every_test(name):
-    names = run(source(name), f"{name}.py")
-    tasks = [cell.name for cell in course.parse(source(name)) if cell.kind == "task"]
-    assert 3 <= len(tasks) <= 6
-    for task in tasks:
-        assert failures(names, task) == {}
+def test_the_reference_passes_every_test(grade, name):
+    assert grade.failures(name, {}) == {}
 
 
 @pytest.mark.parametrize(("name", "wrong"), WRONG)
-def test_a_wrong_solution_fails_and_hears_why(name, wrong):
-    names, task = run(source(name), f"{name}.py"), wrong.partition("__")[0]
+def test_a_wrong_solution_fails_and_hears_why(grade, name, wrong):
     solution = wrong_solutions(name)[wrong]
-    hint = inspect.getdoc(solution).splitlines()[0]
-    assert task in names
-    names[task] = solution
-    failed = failures(names, task)
+    hint, task = inspect.getdoc(solution).splitlines()[0], wrong.partition("__")[0]
+    failed = grade.failures(name, {task: solution}, only=task)
     assert failed, f"{wrong} passes every test"
     assert any(hint in message for message in failed.values()), f"no message says {hint!r}: {failed}"
 
 
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS[name]) for name in NAMES])
+def test_every_task_has_tests_hidden_tests_and_wrong_solutions(name):
+    parsed = course.parse(source(name))
+    tasks = [cell.name for cell in parsed if cell.kind == "task"]
+    assert 3 <= len(tasks) <= 6
+    announced = re.findall(
+        r"^## .*\((\d+) points\)$", "\n".join(c.text for c in parsed if c.kind == "[markdown]"), re.M
+    )
+    assert sum(cell.points for cell in parsed) == sum(map(int, announced)) == 20
+    for task in tasks:
+        tests = [cell.text for cell in parsed if cell.kind == "test" and re.fullmatch(rf"{task}(__\w+)?", cell.name)]
+        assert any("### BEGIN HIDDEN TESTS" in text for text in tests)
+        assert sum(wrong.partition("__")[0] == task for wrong in wrong_solutions(name)) >= 3
+    assert {wrong.partition("__")[0] for wrong in wrong_solutions(name)} == set(tasks)
+
+
 def test_everything_derived_is_up_to_date():
-    derived = runpy.run_path(str(ASSIGNMENTS / "build.py"))["derived"]()
+    derived = tool("build").derived()
     for path, content in derived.items():
         assert path.read_text(encoding="utf-8") == content, f"run notebooks/assignments/build.py: {path.name} differs"
     there = {*(ASSIGNMENTS / "source").glob("*/*"), *course.COURSE.glob("assignment*.py")}
     assert there == set(derived)
+
+
+# ---- the student copy ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copy(tmp_path):
+    course.make(tmp_path / "my copy")
+    return tmp_path / "my copy"
+
+
+def solutions(name: str) -> list[str]:
+    """The lines that a student must not see: the solutions and the hidden tests, as far as they are telling."""
+    text, found, inside = source(name), [], False
+    for line in text.splitlines():
+        if line.strip().startswith("### "):
+            inside = line.strip().startswith("### BEGIN")
+        elif inside and len(line.strip()) > 25:
+            found.append(line.strip())
+    assert len(found) > 20
+    return [line for line in found if line not in course.strip(text)]
+
+
+def test_the_student_copy_holds_no_solution(copy):
+    files = [path for path in copy.rglob("*") if path.is_file()]
+    assert len(files) == 3 + 3 * len(NAMES)
+    everything = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    unescaped = everything.replace('\\"', '"').replace("\\\\", "\\")
+    assert "BEGIN" not in everything
+    for name in NAMES:
+        assert not [line for line in solutions(name) if line in unescaped]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS[name]) for name in NAMES])
+def test_pytest_grades_a_copy(copy, name, pytester):
+    tests = [cell for cell in course.parse(source(name)) if cell.kind == "test"]
+    pytester.runpytest_inprocess(str(copy), "-m", name).assert_outcomes(failed=len(tests))
+    solved = course.stub(source(name))
+    (copy / name / f"{name}.py").write_text(solved, encoding="utf-8")
+    pytester.runpytest_inprocess(str(copy), "-m", name).assert_outcomes(passed=len(tests))
+
+
+def test_grading_files_without_nbgrader(grade, tmp_path, capsys):
+    solved = course.stub(source("assignment1"))
+    perfect, ben = tmp_path / "ada.py", tmp_path / "ben.py"
+    perfect.write_text(solved, encoding="utf-8")
+    ben.write_text(
+        solved.replace("d = ref_logprobs.detach() - logprobs", "d = logprobs - ref_logprobs"), encoding="utf-8"
+    )
+    assert grade.main(["assignment1", str(perfect), str(ben)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(" 20 of 20") and lines[1].startswith(" 18 of 20")
+    assert lines[2] == "    kl_k3 (-2): the sign of d is reversed: d = ref_logprobs - logprobs"
+    assert grade.main(["assignment9", str(ben)]) == 2
+    assert "assignment9" in capsys.readouterr().err
+
+
+def test_make_says_what_is_wrong(tmp_path, capsys):
+    assert course.main(["make", str(tmp_path / "new")]) == 0
+    assert "assignments are in" in capsys.readouterr().out
+    assert course.main(["make", str(tmp_path / "new")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert course.main(["make", str(tmp_path / "file")]) == 2
+    assert course.main(["make", str(tmp_path / "file" / "below")]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
+    (tmp_path / "empty").mkdir()
+    assert course.main(["make", str(tmp_path / "empty")]) == 0
+    for arguments in ([], ["make"], ["break", "DIR"], ["make", "a", "b"]):
+        with pytest.raises(SystemExit, match="2"):
+            course.main(arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("x = 1\n", "must begin a cell"),
+        ("# %% task f 2\ndef g():\n    pass\n", "must define f"),
+        ("# %% test f\ndef test_f():\n    pass\n", "no points"),
+        ("# %% homework f\n", "must begin a cell"),
+    ],
+)
+def test_a_source_that_breaks_the_format_is_refused(text, problem):
+    with pytest.raises(course.CourseError, match=problem):
+        course.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "### BEGIN SOLUTION\nx = 1\n",
+        "### BEGIN SOLUTION\n### BEGIN HIDDEN TESTS\n",
+        "### BEGIN SOLUTION\n### END HIDDEN TESTS\n",
+        "### END SOLUTION\n",
+    ],
+)
+def test_an_unclosed_region_is_refused(text):
+    with pytest.raises(course.CourseError):
+        course.strip(text)

@@ -6,7 +6,9 @@ Needs the extra ``course``: ``pytest -m course``.
 import json
 import os
 import shutil
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -103,7 +105,6 @@ def classroom(tmp_path_factory):
         root = tmp_path_factory.mktemp("classroom")
         for variable in ("HOME", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
             patch.setenv(variable, str(root / "settings"))
-        patch.setenv("MINIMGRPO_CHECK_SECONDS", "5")
         patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(course.__file__).parent.parent), *sys.path]))
         yield Course(root)
 
@@ -162,7 +163,6 @@ def unruly(name: str) -> dict[str, str]:
     warnings.warn("noise")
     open("assignment1.ipynb", "w").close()
     os.makedirs("../left/behind", exist_ok=True)
-    torch.set_default_dtype(torch.float16)
     #"""
     stub = "### BEGIN SOLUTION"
     return {
@@ -172,15 +172,19 @@ def unruly(name: str) -> dict[str, str]:
         "masked_mean": right["masked_mean"].replace("def ", "defn "),
         "micro_batch_losses": right["micro_batch_losses"].replace(stub, "raise SystemExit\n    #"),
         "kl_k3": "while True:\n    pass\n\n\n" + right["kl_k3"],  # the cell itself hangs
-        "clip_fraction": right["clip_fraction"] + "\ncheck = same = None",
+        "clip_fraction": right["clip_fraction"] + "\ncheck = same = None\ntorch.set_default_dtype(torch.float16)",
     }
 
 
-def test_unruly_code_costs_only_its_own_points(classroom):
+def test_unruly_code_costs_only_its_own_points(classroom, monkeypatch):
+    monkeypatch.setenv("MINIMGRPO_CHECK_SECONDS", "5")  # two tests hang
     name = "assignment1"
     classroom.hand_out(name)
     classroom.submit(name, "cleo", unruly(name))
-    classroom.api.config.ExecutePreprocessor.timeout = 60
+    # one cell runs into nbgrader's own limit: room for importing torch (slow beside other work), not much more
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import minimgrpo.checks"], check=True)
+    classroom.api.config.ExecutePreprocessor.timeout = int(10 + 4 * (time.monotonic() - started))
     lost = ("token_loss", "masked_mean", "micro_batch_losses", "kl_k3")
     points = classroom.grade(name, "cleo")["cleo"]
     expected = {
@@ -191,3 +195,73 @@ def test_unruly_code_costs_only_its_own_points(classroom):
     assert sum(points.values()) == 7
     left = {path.name for path in (classroom.root / "course/autograded/cleo").rglob("*")}
     assert left == {name, f"{name}.ipynb", "timestamp.txt", "submission_secret.txt"}
+
+
+# ---- the packages ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    """{name: text} of every text file in the sdist and the wheel, and the unpacked wheel."""
+    pytest.importorskip("hatchling")
+    folder = tmp_path_factory.mktemp("packages")
+    root = ASSIGNMENTS.parent.parent
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(folder)], cwd=root, check=True)
+    (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+    shutil.unpack_archive(sdist, folder / "sdist")
+    shutil.unpack_archive(wheel, folder / "wheel", format="zip")
+    texts = {}
+    for path in [*(folder / "sdist").rglob("*"), *(folder / "wheel").rglob("*")]:
+        if path.suffix in (".py", ".md", ".ipynb", ".json", ".toml", ".txt"):
+            texts[str(path.relative_to(folder))] = path.read_text(encoding="utf-8")
+    return texts, folder / "wheel"
+
+
+def regions(text: str) -> list[str]:
+    """The solutions and hidden tests of three lines or more, each line without its indentation."""
+    found, inside = [], []
+    for line in (line.strip() for line in text.splitlines()):
+        if line.startswith("### BEGIN"):
+            inside = []
+        elif line.startswith("### END"):
+            found.append("\n".join(inside))
+        elif line:
+            inside.append(line)
+    return [region for region in found if region.count("\n") >= 2]
+
+
+def test_no_package_holds_a_solution(packages):
+    texts, _ = packages
+    assert any(name.startswith("sdist/") and name.endswith("tests/test_course.py") for name in texts)
+    for name in NAMES:
+        for where in ("sdist/", "wheel/"):
+            assert any(path.startswith(where) and path.endswith(f"data/course/{name}.py") for path in texts)
+    assert not [path for path in texts if "assignments/" in path]
+    plain = {}
+    for path, text in texts.items():
+        lines = text.splitlines()
+        if path.endswith(".ipynb"):
+            lines = [x for cell in json.loads(text)["cells"] for x in "".join(cell["source"]).splitlines()]
+        plain[path] = "\n".join(line.strip() for line in lines if line.strip())
+    for name in NAMES:
+        secrets = regions((ASSIGNMENTS / "tasks" / f"{name}.py").read_text(encoding="utf-8"))
+        assert len(secrets) >= 5
+        for secret in secrets:
+            assert not [path for path, text in plain.items() if secret in text], secret
+        wrong = (ASSIGNMENTS / "wrong" / f"{name}.py").read_text(encoding="utf-8")
+        for line in wrong.splitlines():
+            if line.startswith("def ") and "__" in line:
+                assert not [path for path, text in plain.items() if line in text], line
+
+
+def test_an_installed_wheel_makes_the_student_copy(packages, tmp_path):
+    _, wheel = packages
+    env = os.environ | {"PYTHONPATH": str(wheel)}
+    command = [sys.executable, "-m", "minimgrpo.course", "make", "copy"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    course.make(tmp_path / "from the repository")
+    for path in (tmp_path / "from the repository").rglob("*"):
+        if path.is_file():
+            same = tmp_path / "copy" / path.relative_to(tmp_path / "from the repository")
+            assert same.read_text(encoding="utf-8") == path.read_text(encoding="utf-8")

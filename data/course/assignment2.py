@@ -313,7 +313,7 @@ def test_pad():
 
 
 # %% [markdown]
-# ## 6. The context only grows (4 points)
+# ## 6. The context only grows (2 points)
 #
 # When a tool has answered, the conversation is rendered again by the model's chat template, and what is new goes to the
 # sampler. That is only correct if the template left everything before it as it was. Some templates do not: they drop
@@ -333,7 +333,7 @@ def new_tokens(known: list[int], rendered: list[int]) -> list[int]:
     raise NotImplementedError()
 
 
-# %% test new_tokens 4
+# %% test new_tokens 2
 def test_new_tokens():
     known = [5, 7, 2, 8, 9, 2]
     got = new_tokens(list(known), [*known, 4, 2, 6])
