@@ -312,8 +312,8 @@ def test_read():
     expect_refused(b'{"a": 1}\n\n{"b": 2}\n', 2, "an empty line")
     expect_refused(b"x\n" + as_bytes(ROWS), 1, "a line that is not JSON")
     got = reads(b'{"name": "Cura\xe7ao"}\n')
-    told = isinstance(got, str) and "Error" in got
-    assert told, f"text that is not UTF-8 is damage, not to be replaced or left out: {got}"
+    refused = isinstance(got, str) and "Error" in got
+    assert refused, f"text that is not UTF-8 is damage, not to be replaced or left out: {got}"
     rows = [{"text": "\x85\x0b\x0c\x1c\u2029"}, {"n": 2}]
     got = reads(as_bytes(rows))
     assert got == rows, f"a line ends at \\n only: not {got}"
