@@ -35,7 +35,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from minimgrpo import tasks
+from minimgrpo import tasks, warmup
 from minimgrpo.chat import Chat
 from minimgrpo.demonstrations import Demonstration, Demonstrator, Message, name_pieces
 from minimgrpo.policy import Policy, quiet
@@ -145,24 +145,16 @@ def train_tokenizer(pages: list[str], vocab_size: int, rng: random.Random) -> Pr
 
 def encode(chat: Chat, demo: Demonstration) -> tuple[list[int], list[int], list[tuple[str, int, int]]]:
     """Token ids of a demonstration, 1 where the agent wrote one, and its skills as (name, start, end) in tokens."""
-    stop = chat.tokenizer.eos_token_id
-    ids = chat.open(demo.agent, demo.messages[0].content)
-    wrote, skills = [0] * len(ids), []
-    for message in demo.messages[1:]:
-        if message.role == "user":
-            new = chat.respond(message.content, stop)
-            ids, wrote = ids + new, wrote + [0] * len(new)
-            continue
-        encoding = chat.tokenizer(message.content, add_special_tokens=False, return_offsets_mapping=True)
-        new = [*encoding["input_ids"], stop]
+    trajectory, skills = warmup.encode(chat, demo), []
+    begun = [i for i, wrote in enumerate(trajectory.mask) if wrote and not trajectory.mask[i - 1]]
+    for begin, message in zip(begun, (m for m in demo.messages if m.role == "assistant"), strict=True):
         if message.skill:
             start = message.content.rindex(message.span)
-            spanned = [
-                i for i, (a, b) in enumerate(encoding["offset_mapping"]) if a < start + len(message.span) and b > start
-            ]
-            skills.append((message.skill, len(ids) + spanned[0], len(ids) + spanned[-1] + 1))
-        ids, wrote = ids + new, wrote + [1] * len(new)
-    return ids, wrote, skills
+            end = start + len(message.span)
+            encoding = chat.tokenizer(message.content, add_special_tokens=False, return_offsets_mapping=True)
+            spanned = [begin + i for i, (a, b) in enumerate(encoding["offset_mapping"]) if a < end and b > start]
+            skills.append((message.skill, spanned[0], spanned[-1] + 1))
+    return trajectory.token_ids, trajectory.mask, skills
 
 
 def repeated(rng: random.Random, vocab_size: int, numbers: list[int]) -> tuple[list[int], list[int]]:
