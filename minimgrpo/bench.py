@@ -5,6 +5,8 @@
 4. the second adapter's memory, each case in a process of its own;
 5. TRL's GRPOTrainer on the same base: a completion for each of our rollouts, as long as our trajectories on average.
 
+With ``--scale`` instead: how a step grows with its rollouts and turns, and what two processes cost (``scale``).
+
 The library has no timing code: the functions in ``TIMED`` are wrapped, and the innermost one that is running gets the
 time. (The Python tool's interpreter is another process: its time shows in the wall seconds only.)
 
@@ -79,14 +81,20 @@ class Meter:
             self.charge()
             self.running.pop()
 
+    @contextlib.contextmanager
+    def wrapped(self, parts: dict[str, list[tuple[object, str]]]):
+        """Time these functions while it is entered."""
+        with contextlib.ExitStack() as stack:
+            for part, functions in parts.items():
+                for owner, name in functions:
+                    stack.enter_context(mock.patch.object(owner, name, self.timed(part)(getattr(owner, name))))
+            yield
+
 
 def measure(team: Team) -> tuple[Meter, list[Trajectory], Counter]:
     """Train; the first step warms up -> the meter, the last step's executor batch, and what the steps did in all."""
     meter, done = Meter(), Counter()
-    with contextlib.ExitStack() as stack:
-        for part, functions in TIMED.items():
-            for owner, name in functions:
-                stack.enter_context(mock.patch.object(owner, name, meter.timed(part)(getattr(owner, name))))
+    with meter.wrapped(TIMED):
         for step, planned, executed, measured in train.train(team):
             meter.charge()
             if step == 1:
@@ -244,8 +252,9 @@ def main(argv: list[str] | None = None) -> int:
         default, text = getattr(Config, name), train.field_help(Config)[name]
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} ({default})")
     parser.add_argument("--no-trl", action="store_true", help="leave out the comparison with TRL")
+    parser.add_argument("--scale", action="store_true", help="instead: growth with rollouts and turns; two processes")
     given = vars(parser.parse_args(argv))
-    steps, no_trl = given.pop("steps"), given.pop("no_trl")
+    steps, no_trl, scaled = given.pop("steps"), given.pop("no_trl"), given.pop("scale")
     if steps < 1:
         parser.error(f"at least 1 step is needed to measure something, not {steps}")
     try:
@@ -254,7 +263,13 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(str(error))
     try:
         with tempfile.TemporaryDirectory() as folder:
-            bench(config, Path(folder), trl=not no_trl)
+            if scaled:
+                from minimgrpo import scale  # it imports this module
+
+                scale.rollouts_and_turns(config, Path(folder))
+                scale.one_and_two_processes(config, Path(folder))
+            else:
+                bench(config, Path(folder), trl=not no_trl)
     except (ModelError, ChatError, tasks.DataError, OSError) as error:
         parser.error(" ".join(str(error).split()))
     except KeyboardInterrupt:

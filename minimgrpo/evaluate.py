@@ -30,6 +30,7 @@ with display.interruptible():  # torch and transformers take seconds to import
 
     from minimgrpo import agents, benchmarks, corpus, log, loop, metrics, results, train
     from minimgrpo.agents import Limits
+    from minimgrpo.base import devices
     from minimgrpo.chat import Chat
     from minimgrpo.experts import Rubric
     from minimgrpo.judge import Judge, endpoint, local
@@ -119,6 +120,7 @@ class Parser(display.Parser):
         add("run", type=Path, nargs="?", metavar="RUN", help="a trained run: its newest adapters are evaluated")
         add("--model", help="an untrained team instead: atlas-lm, a folder, or a hub name")
         add("--quantize", default="nf4", help="base weights of --model: nf4, int8 or none (nf4)")
+        add("--device", default="auto", help="cpu, cuda:0, mps, ...; auto: the first GPU, else the CPU")
         add("--benchmark", default="atlas", choices=benchmarks.NAMES, metavar="NAME", help=", ".join(benchmarks.NAMES))
         add("--data", type=Path, help="the benchmark's file or folder, where it does not come with this repository")
         add("--corpus", type=Path, help="pages to search: a folder of .txt, .md, .html, or JSON lines of pages")
@@ -173,7 +175,7 @@ def main(argv: list[str] | None = None) -> int:
         benchmark = benchmarks.load(args.benchmark, settings.split, args.data)
         if args.judge and benchmark.grader != "exact":
             parser.error(f"{args.benchmark} is graded by {loop.GRADERS[benchmark.grader]}: leave out --judge")
-        policy, facts, name = load_policy(args.run, config)
+        policy, facts, name = load_policy(args.run, config, args.device)
         pages, index, facts["corpus"] = benchmark.pages, None, "none"
         if args.corpus:
             pages, index, facts["corpus"] = corpus.load(args.corpus)
@@ -211,14 +213,17 @@ def chosen(parser: Parser, args: argparse.Namespace) -> tuple[Settings, Config, 
         parser.error(str(error))
 
 
-def load_policy(run: Path | None, config: Config) -> tuple[Policy, dict, str]:
-    """The policy, with the newest complete adapters of ``run`` -> it, what to record about it, and its short name."""
+def load_policy(run: Path | None, config: Config, device: str = "auto") -> tuple[Policy, dict, str]:
+    """The policy, with the newest complete adapters of ``run`` -> it, what to record about it, and its short name.
+
+    It computes in the run's number type, on a device of this machine, which need not be the one it was trained on.
+    """
     facts = {"model": config.model, "quantize": config.quantize, "step": 0}
     steps = [RunLog(run).last_checkpoint(role) or 0 for role in ROLES] if run else [0]
     facts["step"] = min(steps)  # a run that was stopped may have updated one role only
     if run and not facts["step"]:
         raise LogError(f"{run} has no adapters of both roles yet: train it first, or evaluate its base with --model")
-    policy = Policy.load(config.model, config.quantize, config.rank, config.alpha, seed=config.seed)
+    policy = train.load_policy(config, devices(device, device)[0], ROLES)
     for role in ROLES if run else ():
         policy.load_adapter(role, RunLog(run).checkpoint(role, facts["step"]))
     name = f"step-{facts['step']:06d}" if run else f"untrained-{Path(config.model).name}"

@@ -76,7 +76,7 @@ def load(role: str, root: Path, config: Config) -> Server:
     if role == "planner":
         return PlannerServer(config, policy, RunLog(root), tasks.load_questions("train"))
     keys = metrics.keys(tasks.load_questions("train"))  # to measure its queries, nothing else of the questions
-    return ExecutorServer(config, policy, RunLog(root), Tools(tasks.load_pages()), keys=keys)
+    return ExecutorServer(config, policy, RunLog(root), Tools(tasks.load_pages()), train.expert_of(config), keys)
 
 
 def serve(server: Server, line: display.Line, patience: float = PATIENCE) -> None:
@@ -172,6 +172,8 @@ def run_both(screen, root: Path, config: Config, resume: bool, command: str, tel
 
     seen: list[dict] = []
     while len(seen) < config.steps and complete(len(seen) + 1):
+        for role in ROLES:  # to find damage now
+            log.read_trajectories(run_log.trajectories(role, len(seen) + 1))
         seen.append(train.measured(run_log, questions, len(seen) + 1))
         tell(seen[-1])
     servers = {role: start(role, root, [] if resume else flags_of(config), command) for role in ROLES}

@@ -40,7 +40,7 @@ from minimgrpo.policy import ModelError, Policy
 from minimgrpo.settle import settle_executor, settle_planner
 from minimgrpo.tools import ToolResult, Tools
 from minimgrpo.trajectory import Trajectory
-from minimgrpo.warmup import warm_up
+from minimgrpo.warmup import demonstrations, warm_up
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,17 @@ class Config:
     "CPU threads of a process (float sums depend on it, so a resumed run keeps it)"
     staleness: int = 0
     "steps that the executor serves before it learns from one (0: synchronised)"
+    judge: str = ""
+    "a language model that rates the executor's work, instead of the rubric: a folder, a hub name, or with judge-url"
+    judge_url: str = ""
+    "the judge's OpenAI-compatible endpoint; without it the judge is loaded here"
     objective: Objective = field(default_factory=Objective)
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self):
         o, n = self.objective, self.limits
         for problem, message in (
+            (not self.model.strip(), "model is a name, a folder or a file, and an empty text is none of them"),
             (self.rollouts < 2, f"a group needs at least 2 rollouts (K >= 2), not {self.rollouts}"),
             (self.d_max < 1, f"d_max must be at least 1, not {self.d_max}"),
             (not 0 < self.temperature < 100, f"training needs a temperature above 0, not {self.temperature}"),
@@ -97,6 +102,7 @@ class Config:
             (self.rank < 1, f"the LoRA rank must be at least 1, not {self.rank}"),
             (not 0 < o.lr < 1, f"the learning rate must lie between 0 and 1, not {o.lr}"),
             (self.threads < 1, f"at least 1 thread, not {self.threads}"),
+            (self.judge_url and not self.judge, "judge-url needs the name of the model there: --judge MODEL"),
             (self.staleness < 0, f"staleness cannot be negative: {self.staleness}"),
             (not 0 <= self.decay <= 1, f"decay is a part of the run, 0 to 1, not {self.decay}"),
             (o.ratio not in RATIOS, f"ratio is {' or '.join(RATIOS)}, not {o.ratio!r}"),
@@ -232,7 +238,7 @@ class Server:
             print(f"{error}: the {self.role}'s update {version} is made again")
             shutil.rmtree(self.log.checkpoint(self.role, version))
         if lost and self.config.warmup:
-            warm_up(self.learner, self.config.warmup, self.config.seed)
+            warm_up(self.learner, demonstrations(self.role, self.config.warmup, self.config.seed))
             log.publish_folder(self.log.checkpoint(self.role, 0), self.learner.save)
         self._drop_old_checkpoints()
         rows = {row["step"]: row for row in log.read_metrics(self.log.metrics(self.role))}

@@ -36,6 +36,8 @@ with display.interruptible():  # torch and transformers take seconds to import
     from minimgrpo.agents import Limits
     from minimgrpo.base import devices
     from minimgrpo.chat import ChatError
+    from minimgrpo.experts import Expert, Rubric
+    from minimgrpo.judge import JudgeExpert, endpoint, local
     from minimgrpo.learner import Objective
     from minimgrpo.log import LogError, RunLog
     from minimgrpo.policy import ModelError, Policy, describe
@@ -102,7 +104,14 @@ def load_team(root: Path, config: Config, resume: bool) -> Team:
     print("\n".join(dict.fromkeys((describe(policy), describe(executor_policy)))))
     print(f"adapters planner and executor, {adapter / 1e6:.2f} M each; {len(pages)} pages, {len(questions)} questions")
     config = open_run(root, config, resume)
-    return Team(config, policy, root, questions, Tools(pages), executor_policy=executor_policy)
+    return Team(config, policy, root, questions, Tools(pages), expert_of(config), executor_policy)
+
+
+def expert_of(config: Config) -> Expert:
+    """The config's expert: the rubric, or a language model."""
+    if not config.judge:
+        return Rubric()
+    return JudgeExpert(endpoint(config.judge, config.judge_url) if config.judge_url else local(config.judge))
 
 
 def load_policies(config: Config) -> tuple[Policy, Policy]:
@@ -134,11 +143,15 @@ def measured(run_log: RunLog, questions: list, step: int) -> dict:
     found = {"step": step}
     for role in ROLES:
         rows = [row for row in log.read_metrics(run_log.metrics(role)) if row["step"] == step]
-        trajectories = log.read_trajectories(run_log.trajectories(role, step))  # also to find damage now
-        found[role] = rows[0] if rows else metrics.row(role, step, trajectories, {}, None)
-        if not rows:
-            outcomes = log.read(run_log.outcomes(step))
-            found[role] |= metrics.executor(trajectories, outcomes, metrics.keys(questions))
+        if rows:
+            found[role] = rows[0]
+            continue
+        trajectories, outcomes = (
+            log.read_trajectories(run_log.trajectories(role, step)),
+            log.read(run_log.outcomes(step)),
+        )
+        found[role] = metrics.row(role, step, trajectories, {}, None)
+        found[role] |= metrics.executor(trajectories, outcomes, metrics.keys(questions))
     return found
 
 

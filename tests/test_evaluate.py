@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from minimgrpo import benchmarks, evaluate, log, loop, results, train
 from minimgrpo.agents import Limits
@@ -16,6 +17,7 @@ from minimgrpo.benchmarks import Benchmark, Task
 from minimgrpo.log import LogError
 from minimgrpo.loop import Settings
 from minimgrpo.protocol import call_text
+from minimgrpo.servers import Config
 from minimgrpo.tasks import DataError
 from minimgrpo.tools import Page, Tools
 
@@ -461,6 +463,15 @@ def test_the_adapters_of_the_last_complete_step_are_the_ones_that_answer(trained
     shutil.rmtree(run / "executor")
     with pytest.raises(LogError, match="no adapters of both roles"):
         evaluate.load_policy(run, config)
+
+
+def test_a_run_is_evaluated_in_its_own_numbers_on_a_device_of_this_machine(folders, capsys, tmp_path):
+    config = Config(model=str(folders["llama"]), quantize="none", dtype="bfloat16", planner_device="cuda:7")
+    policy, *_ = evaluate.load_policy(None, config)
+    assert policy.model.dtype == torch.bfloat16 and policy.device.type == "cpu"
+    flags = ["--model", str(folders["llama"]), "--device", "cuda:7", "--out", str(tmp_path / "out")]
+    assert evaluate.main(flags) == 2
+    assert "there is no device 'cuda:7' here" in one_sentence(capsys) and not (tmp_path / "out").exists()
 
 
 def test_an_untrained_model_and_the_interrupt(folders, gaia, tmp_path, monkeypatch, capsys):

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from minimgrpo import evaluate, judge, loop
+from minimgrpo import evaluate, judge, log, loop, train
 from minimgrpo.experts import Rubric
 from minimgrpo.judge import Judge, JudgeError, JudgeExpert
 from minimgrpo.trajectory import Trajectory
@@ -188,3 +188,26 @@ def test_the_expert_rates_and_falls_back_to_the_rubric():
         assert rating.score == rubric.score and rating.criteria == {**rubric.criteria, "judged": 0.0}
     assert "Find the capital" in seen[0] and "Accra" in seen[0] and len(seen[0]) < 4000
     assert JudgeExpert(None).rate([]) == []
+
+
+def test_a_run_with_a_judge_is_rated_by_it_and_keeps_the_key_to_itself(server, tmp_path):
+    class Endless(list):
+        def pop(self, _index):
+            return '{"reason": "half", "score": 0.5}'
+
+    server.replies = Endless()
+    flags = ["--steps", "1", "--questions", "4", "--rollouts", "2", "--threads", "1"]
+    assert train.main([str(tmp_path / "run"), *flags, "--judge", "m", "--judge-url", server.url]) == 0
+    rated = log.read_trajectories(tmp_path / "run" / "executor" / "step-000001.jsonl")
+    assert len(rated) == len(server.prompts) > 0
+    assert {(t.reward_parts["expert"], t.reward_parts["expert_judged"]) for t in rated} == {(0.5, 1.0)}
+    assert all(t.reward == pytest.approx(0.35 + 0.4 * t.reward_parts["planner_correct"]) for t in rated if t.format_ok)
+    assert b"secret" not in b"".join(p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file())
+    assert json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))["judge"] == "m"
+
+
+def test_a_judges_url_without_its_name_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit) as refused:
+        train.main([str(tmp_path / "run"), "--judge-url", "http://127.0.0.1:1/v1"])
+    assert refused.value.code == 2 and "--judge MODEL" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
