@@ -45,6 +45,15 @@ def measure(config: workflow_team.WorkflowConfig, tested: int) -> dict:
     }
 
 
+def rounded(value):
+    """The same with floats of four digits."""
+    if isinstance(value, dict):
+        return {name: rounded(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [rounded(part) for part in value]
+    return round(value, 4) if isinstance(value, float) else value
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("workflow", nargs="+", choices=WORKFLOWS)
@@ -64,7 +73,7 @@ def main() -> None:
                     config = replace(config, seed=seed, steps=args.steps, questions=args.questions)
                     found = measure(config, args.tested)
                     with open(RESULTS, "a", encoding="utf-8") as file:
-                        file.write(json.dumps(found) + "\n")
+                        file.write(json.dumps(rounded(found)) + "\n")
 
 
 if __name__ == "__main__":

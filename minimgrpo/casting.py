@@ -35,7 +35,7 @@ class RoleDemonstrator(SoloDemonstrator):
 
     def role(self, role: str) -> Demonstration:
         """One conversation of ``role``."""
-        if role in MANY:
+        if role in ("generator", "worker"):
             demo = self.solo() if role == "generator" else self.executor()
             if role == "generator" and self.rng.random() < REFINES:
                 first = demo.messages[0]
@@ -143,22 +143,18 @@ class RoleDemonstrator(SoloDemonstrator):
     def _route(self, demo) -> None:
         question, attempt = self._attempt()
         answers = [attempt] * self.rng.choice((0, 1, 1, 2))
-        text = question.question
-        demo.messages.append(Message("user", workflows.candidates(text, answers) if answers else text))
+        demo.messages.append(Message("user", workflows.routing(question.question, answers)))
         on = not answers or self._draw(SHARES["route on"]) == "again"
         self._report(demo, self._draw(SHARES["route"]) if on else "done")
 
 
-MANY = ("generator", "worker")  # whose conversations are long: the other roles learn theirs from a third as many
-
-
 def demonstrations(tokenizer, pages: list[Page], roles: tuple[str, ...], count: int, seed: int) -> list[Demonstration]:
-    """``count`` conversations of each of ``roles`` (a third of that for who uses no tools), shuffled.
+    """``count`` conversations of each of ``roles``, shuffled.
 
     Names are invented from the vocabulary's words and word endings.
     """
     rng = random.Random(f"{seed} {' '.join(roles)}")
     demonstrator = RoleDemonstrator(rng, name_pieces(tokenizer, [page.text for page in pages]))
-    shown = [demonstrator.role(r) for r in roles for _ in range(count if r in MANY else -(-count // 3))]
+    shown = [demonstrator.role(r) for r in roles for _ in range(count)]
     rng.shuffle(shown)
     return shown

@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
-from minimgrpo.protocol import ANSWER
+from minimgrpo.protocol import ANSWER, ONE_OF
 
 VOTERS, DEBATERS, WORKERS = 3, 2, 3
 REFINEMENTS, ROUNDS, HOPS = 2, 1, 3
@@ -113,8 +113,7 @@ def advisor(question: str) -> Play:
 def swarm(question: str) -> Play:
     answers: list[Said] = []
     for _ in range(HOPS):
-        text = candidates(question, answers) if answers else question
-        (route,) = yield [Ask("controller", text, default="done" if answers else "generator")]
+        (route,) = yield [Ask("controller", routing(question, answers), default="done" if answers else "generator")]
         if route.text not in ("generator", "solver"):
             break
         answers += yield [Ask(route.text, question)]
@@ -151,12 +150,22 @@ def candidates(question: str, answers: Sequence[Said]) -> str:
 
 
 def review(question: str, draft: Said) -> str:
-    """The question, what was done, the answer.
+    """The question, what was done, the answer, and the words to choose from (a small model copies them).
 
     >>> review("What is the capital of Ghana?", Said("Accra", "search: capital Ghana"))
-    'What is the capital of Ghana?\\nsearch: capital Ghana\\nanswer: Accra'
+    'What is the capital of Ghana?\\nsearch: capital Ghana\\nanswer: Accra\\ncorrect or incorrect?'
     """
-    return "\n".join(part for part in (question, draft.work, f"answer: {draft.text or UNKNOWN}") if part)
+    parts = (question, draft.work, f"answer: {draft.text or UNKNOWN}", f"{' or '.join(ONE_OF['evaluator'])}?")
+    return "\n".join(part for part in parts if part)
+
+
+def routing(question: str, answers: Sequence[Said]) -> str:
+    """The question, the answers so far, and the words to choose from.
+
+    >>> routing("What is 1 plus 2?", [Said("3")])
+    'What is 1 plus 2?\\n- 3\\ngenerator or solver or done?'
+    """
+    return f"{candidates(question, answers)}\n{' or '.join(ONE_OF['controller'])}?"
 
 
 def rejected(question: str, draft: Said) -> str:

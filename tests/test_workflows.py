@@ -25,6 +25,7 @@ TASK = Step("Find the capital of Ghana", "search", "capital Ghana", "Accra")
 GHANA = Question("g", Q, 1, "Accra", "lookup", ("Ghana",), ("Ghana",), (TASK,))
 PAGES = [Page("1", "Ghana", "Its capital is Accra."), Page("2", "Nigeria", "Its capital is Abuja.")]
 ANSWER = protocol.ANSWER
+WORDS, ROUTES = "correct or incorrect?", "generator or solver or done?"
 ALL_ROLES = sorted({role for roles in ROLES.values() for role in roles})
 
 
@@ -59,9 +60,9 @@ def test_eval_opt_refines_until_it_is_called_correct_and_twice_at_most():
     did = "search: capital\nanswer: "
     assert [ask for (ask,) in rounds] == [
         ("generator", 0, Q, "unknown", 0),
-        ("evaluator", 0, f"{Q}\n{did}Lagos", "correct", 0),
+        ("evaluator", 0, f"{Q}\n{did}Lagos\n{WORDS}", "correct", 0),
         ("generator", 0, f"{Q}\nnot correct: Lagos", "unknown", 1),
-        ("evaluator", 0, f"{Q}\n{did}unknown", "correct", 1),
+        ("evaluator", 0, f"{Q}\n{did}unknown\n{WORDS}", "correct", 1),
     ]
     assert answer == ""
     answer, rounds = played("eval-opt", replies(["incorrect"] * 5))
@@ -104,7 +105,7 @@ def test_an_advisors_redo_reads_the_same_prompt_and_stands():
     drafts = iter(["Lagos", "Accra"])
     answer, rounds = played("advisor", lambda role, *_: Said("incorrect" if role == "evaluator" else next(drafts)))
     assert [ask[:3] for (ask,) in rounds] == [
-        ("generator", 0, Q), ("evaluator", 0, f"{Q}\nanswer: Lagos"), ("generator", 0, Q),
+        ("generator", 0, Q), ("evaluator", 0, f"{Q}\nanswer: Lagos\n{WORDS}"), ("generator", 0, Q),
     ]  # fmt: skip
     assert answer == "Accra"
     assert played("advisor", lambda role, *_: Said("correct" if role == "evaluator" else "Lagos"))[0] == "Lagos"
@@ -114,11 +115,11 @@ def test_a_swarm_goes_where_the_controller_says():
     routes, answers = iter(["solver", "generator", "done"]), iter(["Lagos", "Accra"])
     answer, rounds = played("swarm", lambda role, *_: Said(next(routes if role == "controller" else answers)))
     assert [ask for (ask,) in rounds] == [
-        ("controller", 0, Q, "generator", 0),
+        ("controller", 0, f"{Q}\n{ROUTES}", "generator", 0),
         ("solver", 0, Q, "unknown", 0),
-        ("controller", 0, f"{Q}\n- Lagos", "done", 1),
+        ("controller", 0, f"{Q}\n- Lagos\n{ROUTES}", "done", 1),
         ("generator", 0, Q, "unknown", 0),
-        ("controller", 0, f"{Q}\n- Lagos\n- Accra", "done", 2),
+        ("controller", 0, f"{Q}\n- Lagos\n- Accra\n{ROUTES}", "done", 2),
     ]
     assert answer == "Accra"
     answer, rounds = played("swarm", lambda role, *_: Said("solver" if role == "controller" else "x"))
@@ -321,7 +322,7 @@ def test_what_an_evaluator_reads_of_the_work(scripted):
         return "correct" if role == "evaluator" else f"{ANSWER} Accra"
 
     episodes = episodes_of("advisor", scripted, script)
-    assert episodes[0].turns[1][1].messages[1]["content"] == f"{Q}\nsearch: capital Ghana\nanswer: Accra"
+    assert episodes[0].turns[1][1].messages[1]["content"] == f"{Q}\nsearch: capital Ghana\nanswer: Accra\n{WORDS}"
 
 
 # ---------------------------------------------------------------------------------- training, sharing, resuming
@@ -494,18 +495,17 @@ def test_roles_read_in_demonstrations_what_workflows_show_them():
 
     for role, count in (("aggregator", 3), ("debater", 2), ("judge", 2)):
         assert all(len(lines) == count + 1 and all(x.startswith("- ") for x in lines[1:]) for lines in opened(role))
-    assert all(lines[-1].startswith("answer: ") for lines in opened("evaluator"))
+    assert all(lines[-2].startswith("answer: ") and lines[-1] == WORDS for lines in opened("evaluator"))
     refining = [lines[-1].startswith("not correct: ") for lines in opened("generator")]
     assert 5 < sum(refining) < 40
     assert {len(lines) for lines in opened("synthesizer")} == {2, 3}
 
 
-def test_who_uses_no_tools_is_shown_a_third(load):
+def test_an_adapter_that_is_shared_sees_all_its_roles_shuffled(load):
     tokenizer = load().chat.tokenizer
     shown = casting.demonstrations(tokenizer, PAGES, ("generator", "aggregator"), 30, seed=0)
-    counts = {role: sum(d.agent == role for d in shown) for role in ("generator", "aggregator")}
-    assert counts == {"generator": 30, "aggregator": 10}
-    assert len({d.agent for d in shown[:12]}) == 2  # shuffled
+    assert [sum(d.agent == role for d in shown) for role in ("generator", "aggregator")] == [30, 30]
+    assert len({d.agent for d in shown[:12]}) == 2
     assert shown == casting.demonstrations(tokenizer, PAGES, ("generator", "aggregator"), 30, seed=0)
 
 

@@ -30,6 +30,7 @@ step is chosen on one half of the test prompts, its value is that of the other h
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 
 import numpy as np
@@ -272,9 +273,10 @@ def peak_and_final(curve: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return curve[best, 1, np.arange(curve.shape[-1])], curve[-1, 1]
 
 
-def measure(seeds: list[int], steps: int = 60) -> dict[tuple, dict[str, np.ndarray]]:
+@cache
+def measure(seeds: tuple[int, ...], steps: int = 60) -> dict[tuple, dict[str, np.ndarray]]:
     """Every run of the lesson: (workflow, "IP" or "SP", reward, what else is changed) -> what ``train`` returns."""
-    world = World.random(seeds)
+    world = World.random(list(seeds))
     still = {"steps": 20, "lr": 0.0}  # the base's gradients, on batches of their own
     runs = {
         ("voting", "IP", "broadcast", "still"): still,
@@ -294,7 +296,7 @@ def measure(seeds: list[int], steps: int = 60) -> dict[tuple, dict[str, np.ndarr
 
 def claims(quick: bool = False) -> list[Claim]:
     """6 (quick) or 12 seeds, mean ± std over them. "In most" is 10 of 12 (5 of 6)."""
-    seeds = list(range(6 if quick else 12))
+    seeds = tuple(range(6 if quick else 12))
     runs = measure(seeds)
     n, most = len(seeds), len(seeds) * 5 / 6
 
