@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import FEW, SHORT
 
-from minimgrpo import casting, learner, log, protocol, train, workflow_team, workflows
+from minimgrpo import casting, learner, log, protocol, show, train, workflow_team, workflows
 from minimgrpo.agents import Limits
 from minimgrpo.atlas import Step
 from minimgrpo.casting import RoleDemonstrator
@@ -535,6 +535,7 @@ def test_a_run_of_the_other_kind_is_not_continued(tmp_path, capsys):
     with pytest.raises(LogError, match="the workflow debate"):
         train.stored_config(tmp_path / "flow")
     assert train.trained(tmp_path / "flow") == ROLES["debate"]
+    assert show.main([str(tmp_path / "flow")]) == 2 and "workflow" in capsys.readouterr().err
     train.publish_config(tmp_path / "team", SHORT)
     assert train.main([str(tmp_path / "team"), "--resume", "--workflow", "debate"]) == 2
     assert "a planner and an executor" in capsys.readouterr().err
