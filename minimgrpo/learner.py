@@ -77,6 +77,7 @@ class Learner:
 
         ``trained`` trajectories of ``trained_tokens`` tokens took part; ``loss``, ``grad_norm`` (before shortening) and
         ``grpo.policy_stats`` describe the last epoch, before its optimizer step, and are absent if nothing took part.
+        Where several agents share the adapter, ``grad_norms`` has the length of each one's part of the gradient.
         """
         objective, started = self.objective, time.perf_counter()
         kept = [t for t in trajectories if t.copies > 0 and t.sampled]
@@ -108,33 +109,46 @@ class Learner:
     ) -> dict[str, float]:
         """Add ``scale`` times the whole batch's gradient to the parameters, micro-batch by micro-batch."""
         objective, total, weighted = self.objective, {"loss": 0.0, "ratio_max": 0.0}, 0.0
-        for batch in self._micro_batches(used):
-            ids, masks = [t.token_ids for t in batch], [t.mask for t in batch]
-            logprobs, mask = self.policy.score(self.role, ids, masks, self.temperature)
-            width = mask.shape[1]
-            device = logprobs.device
-            old = torch.tensor([t.logprobs + [0.0] * (width - len(t.logprobs)) for t in batch], device=device)
-            advantages = torch.tensor([t.advantage for t in batch], device=device)
-            copies = torch.tensor([float(t.copies) for t in batch], device=device)
-            clip = (objective.clip_low, objective.clip_high, objective.ratio)
-            loss = grpo.policy_loss(
-                logprobs, old, advantages, mask, copies, *clip, average=objective.average, normalizer=normalizer
-            )
-            if objective.kl:
-                with torch.no_grad():
-                    reference, _ = self.policy.score(None, ids, masks, self.temperature)
-                self.policy.use(self.role)
-                divergence = (grpo.kl_k3(logprobs, reference) * mask * copies[:, None]).sum() / tokens
-                loss = loss + objective.kl * divergence
-                total["kl"] = total.get("kl", 0.0) + divergence.item()
-            (loss * scale).backward()
-            stats = grpo.policy_stats(logprobs.detach(), old, advantages, mask, copies, *clip)
-            total["loss"] += loss.item()
-            total["ratio_max"] = max(total["ratio_max"], stats.pop("ratio_max"))
-            for name, value in stats.items():
-                total[name] = total.get(name, 0.0) + value * self._tokens(batch)
-            weighted += self._tokens(batch)
-        return {n: v if n in ("loss", "ratio_max", "kl") else v / weighted for n, v in total.items()}
+        agents = sorted({t.agent for t in used})
+        norms: dict[str, float] = {}
+        for agent in agents:  # one, but for a shared adapter
+            before = self._gradient() if len(agents) > 1 else None
+            for batch in self._micro_batches([t for t in used if t.agent == agent]):
+                ids, masks = [t.token_ids for t in batch], [t.mask for t in batch]
+                logprobs, mask = self.policy.score(self.role, ids, masks, self.temperature)
+                width = mask.shape[1]
+                device = logprobs.device
+                old = torch.tensor([t.logprobs + [0.0] * (width - len(t.logprobs)) for t in batch], device=device)
+                advantages = torch.tensor([t.advantage for t in batch], device=device)
+                copies = torch.tensor([float(t.copies) for t in batch], device=device)
+                clip = (objective.clip_low, objective.clip_high, objective.ratio)
+                loss = grpo.policy_loss(
+                    logprobs, old, advantages, mask, copies, *clip, average=objective.average, normalizer=normalizer
+                )
+                if objective.kl:
+                    with torch.no_grad():
+                        reference, _ = self.policy.score(None, ids, masks, self.temperature)
+                    self.policy.use(self.role)
+                    divergence = (grpo.kl_k3(logprobs, reference) * mask * copies[:, None]).sum() / tokens
+                    loss = loss + objective.kl * divergence
+                    total["kl"] = total.get("kl", 0.0) + divergence.item()
+                (loss * scale).backward()
+                stats = grpo.policy_stats(logprobs.detach(), old, advantages, mask, copies, *clip)
+                total["loss"] += loss.item()
+                total["ratio_max"] = max(total["ratio_max"], stats.pop("ratio_max"))
+                for name, value in stats.items():
+                    total[name] = total.get(name, 0.0) + value * self._tokens(batch)
+                weighted += self._tokens(batch)
+            if before is not None:
+                norms[agent] = (self._gradient() - before).norm().item() / scale
+        means = {n: v if n in ("loss", "ratio_max", "kl") else v / weighted for n, v in total.items()}
+        return means | ({"grad_norms": norms} if norms else {})
+
+    def _gradient(self) -> torch.Tensor:
+        """The accumulated gradient as one vector."""
+        return torch.cat(
+            [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in self.parameters]
+        )
 
     def _micro_batches(self, used: list[Trajectory]) -> list[list[Trajectory]]:
         """Cut a list sorted by length so that each piece has at most ``objective.tokens`` padded tokens."""

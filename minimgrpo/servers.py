@@ -238,13 +238,17 @@ class Server:
             print(f"{error}: the {self.role}'s update {version} is made again")
             shutil.rmtree(self.log.checkpoint(self.role, version))
         if lost and self.config.warmup:
-            warm_up(self.learner, demonstrations(self.role, self.config.warmup, self.config.seed))
+            self.warm()
             log.publish_folder(self.log.checkpoint(self.role, 0), self.learner.save)
         self._drop_old_checkpoints()
         rows = {row["step"]: row for row in log.read_metrics(self.log.metrics(self.role))}
         done = range(1, self.learner.version + 1)
         self.rows = {n: rows[n] if n in rows else self.row(n, self.published(n), {}) for n in done}
         return self.learner.version
+
+    def warm(self) -> None:
+        """Fine-tune the fresh adapter on demonstrations."""
+        warm_up(self.learner, demonstrations(self.role, self.config.warmup, self.config.seed))
 
     def complete(self) -> int:
         """The number of steps that are played and whose updates are made."""
@@ -414,12 +418,13 @@ class Team:
         self.planner = PlannerServer(config, policy, self.log, questions)
         others = (tools, expert, metrics.keys(questions))
         self.executor = ExecutorServer(config, executor_policy or policy, self.log, *others)
+        self.servers = (self.planner, self.executor)
 
     def resume(self) -> int:
         """Continue a run of the same config, or warm up a new one -> the number of complete steps."""
-        for server in (self.planner, self.executor):
+        for server in self.servers:
             server.resume()
-        return min(self.planner.complete(), self.executor.complete())
+        return min(server.complete() for server in self.servers)
 
     def step(self, step: int) -> tuple[list[Trajectory], list[Trajectory], dict]:
         """One step -> the planner's trajectories, the executor's, and what ``measured`` says of it.
@@ -436,10 +441,10 @@ class Team:
 
         planned = self.planner.play(step, have_them_made)
         executed = self.executor.play(step, log.first)
-        for server in (self.planner, self.executor):
+        for server in self.servers:
             server.learn(self.config.updates(server.role, step))
         return planned, executed, self.measured(step)
 
     def measured(self, step: int) -> dict:
         """Both roles' lines of ``metrics.jsonl``: {"step", "planner": {...}, "executor": {...}}."""
-        return {"step": step, **{server.role: server.measured(step) for server in (self.planner, self.executor)}}
+        return {"step": step, **{server.role: server.measured(step) for server in self.servers}}

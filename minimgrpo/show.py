@@ -281,6 +281,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if not (args.run / "config.json").is_file():
             raise LogError(f"{args.run} is no run: it has no config.json")
+        if "workflow" in log.read_config(args.run):
+            where = f"{args.run}/<adapter>/step-*.jsonl"
+            raise LogError(f"{args.run} is a workflow's run, and show reads planners and executors; look into {where}")
         run = RunLog(args.run)
         if filters:
             select(screen, args, run, shlex.join(sys.argv[1:] if argv is None else argv))

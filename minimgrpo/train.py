@@ -8,6 +8,9 @@ keeps its whole configuration, its number of steps included, since the learning 
 With ``--decoupled`` planner and executor are two processes (``minimgrpo.server``). The run is the same to the bit, so a
 run may be started one way and resumed the other.
 
+With ``--workflow voting`` (or another of ``minimgrpo.workflows``) that workflow's roles are trained instead of planner
+and executor, with ``--sharing`` and ``--credit``; its log is in ``minimgrpo.workflow_team``.
+
 The demo (``minimgrpo.demo``) is the same run with an evaluation before and after; it takes its flags from here.
 """
 
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import inspect
 import json
 import os
@@ -44,7 +48,9 @@ with display.interruptible():  # torch and transformers take seconds to import
     from minimgrpo.protocol import ROLES
     from minimgrpo.servers import Config, Team
     from minimgrpo.tools import Tools
-    from minimgrpo.trajectory import Trajectory
+    from minimgrpo.workflow_team import WorkflowConfig, WorkflowTeam, line
+
+WORKFLOW_RUN = WorkflowConfig(steps=25, questions=8, warmup=900)  # no base knows a workflow's roles without a warm-up
 
 # ------------------------------------------------------------------------------------------------------- the run
 
@@ -58,7 +64,7 @@ def open_run(root: Path, config: Config, resume: bool = False) -> Config:
     if not resume:
         refuse_existing(root)
         publish_config(root, config)
-    stored = stored_config(root)
+    stored = stored_config(root, type(config))
     if differing := [name for name, value in flat(config).items() if flat(stored)[name] != value]:
         was = ", ".join(f"{name} = {flat(stored)[name]}" for name in differing)
         raise LogError(
@@ -80,14 +86,17 @@ def refuse_existing(root: Path) -> None:
         raise LogError(f"{root} exists: continue that run with --resume, or choose another name for this one")
 
 
-def stored_config(root: Path) -> Config:
-    """The config of the run in ``root``. Raises LogError when there is none or it is damaged."""
+def stored_config(root: Path, owner: type[Config] = Config) -> Config:
+    """The config of the run in ``root``. Raises LogError when there is none, it is damaged, or of the other kind."""
     if not (root / "config.json").is_file():
         raise LogError(f"there is no run to resume in {root}: leave out --resume to start one")
     facts = log.read_config(root)
+    if ("workflow" in facts) != (owner is WorkflowConfig):
+        kind = f"the workflow {facts['workflow']}" if "workflow" in facts else "a planner and an executor"
+        raise LogError(f"{root} is a run of {kind}: python -m minimgrpo.train {shlex.quote(str(root))} --resume")
     try:
         facts.pop("torch")
-        return Config(**{**facts, "objective": Objective(**facts["objective"]), "limits": Limits(**facts["limits"])})
+        return owner(**{**facts, "objective": Objective(**facts["objective"]), "limits": Limits(**facts["limits"])})
     except (ValueError, TypeError, KeyError) as error:
         raise LogError(f"{root / 'config.json'} is damaged ({error}): start a new run under another name") from None
 
@@ -105,6 +114,18 @@ def load_team(root: Path, config: Config, resume: bool) -> Team:
     print(f"adapters planner and executor, {adapter / 1e6:.2f} M each; {len(pages)} pages, {len(questions)} questions")
     config = open_run(root, config, resume)
     return Team(config, policy, root, questions, Tools(pages), expert_of(config), executor_policy)
+
+
+def load_workflow(root: Path, config: WorkflowConfig, resume: bool) -> WorkflowTeam:
+    """The same for a workflow."""
+    torch.set_num_threads(config.threads)
+    adapters = tuple(dict.fromkeys(config.adapters.values()))
+    policy = load_policy(config, devices(config.planner_device, config.executor_device)[0], adapters)
+    pages, questions = tasks.load_pages(), tasks.load_questions("train")
+    print(describe(policy))
+    print(f"{config.workflow}: {', '.join(config.adapters)}; adapters: {', '.join(adapters)}; credit: {config.credit}")
+    config = open_run(root, config, resume)
+    return WorkflowTeam(config, policy, root, questions, Tools(pages), pages)
 
 
 def expert_of(config: Config) -> Expert:
@@ -129,8 +150,11 @@ def load_policy(config: Config, device: str, roles: tuple[str, ...]) -> Policy:
     return Policy.load(*model, seed=config.seed, device=device, dtype=config.dtype, roles=roles)
 
 
-def train(team: Team, first: int = 1) -> Iterator[tuple[int, list[Trajectory], list[Trajectory], dict]]:
-    """Do the steps from ``first`` (``team.resume() + 1``) on -> step, both roles' trajectories, what was measured."""
+def train(team: Team | WorkflowTeam, first: int = 1) -> Iterator[tuple]:
+    """Do the steps from ``first`` (``team.resume() + 1``) on -> step, both roles' trajectories, what was measured.
+
+    (A workflow's trajectories are one list.)
+    """
     for step in range(first, team.config.steps + 1):
         yield step, *team.step(step)
 
@@ -155,14 +179,14 @@ def measured(run_log: RunLog, questions: list, step: int) -> dict:
     return found
 
 
-def resumed(team: Team) -> list[dict]:
+def resumed(team: Team | WorkflowTeam) -> list[dict]:
     """Load the newest checkpoints -> what each complete step measured; none of a new run.
 
     The log is read as well, so that damage shows now and not after hours.
     """
     done = team.resume()
     for step in range(1, done + 1):
-        for server in (team.planner, team.executor):
+        for server in team.servers:
             server.published(step)
     return [team.measured(step) for step in range(1, done + 1)]
 
@@ -223,10 +247,10 @@ def chosen_config(parser: Parser, args: argparse.Namespace, root: Path, defaults
     """The config that the flags ask for, on top of ``defaults`` or, with --resume, of the stored one."""
     if not args.resume:
         refuse_existing(root)  # now, not after loading a large model
-    base = stored_config(root) if args.resume else defaults or Config()
+    base = stored_config(root, type(defaults or Config())) if args.resume else defaults or Config()
     objective, limits = replace(base.objective, **given(args, Objective)), replace(base.limits, **given(args, Limits))
     try:
-        return replace(base, objective=objective, limits=limits, **given(args, Config))
+        return replace(base, objective=objective, limits=limits, **given(args, type(base)))
     except ValueError as error:
         parser.error(str(error))
 
@@ -250,7 +274,7 @@ def guarded(run: Callable[[], None], root: Path, command: str) -> int:
         if not begun():
             print("\nStopped before the run began: nothing was written.")
             return 130
-        done = min(RunLog(root).last_checkpoint(role) or 0 for role in ("planner", "executor"))
+        done = min(RunLog(root).last_checkpoint(role) or 0 for role in trained(root))
         print(f"\nStopped. {done} complete {'step is' if done == 1 else 'steps are'} saved in {root}. Continue with:")
         print(f"  {command}")
         return 130
@@ -269,8 +293,38 @@ def guarded(run: Callable[[], None], root: Path, command: str) -> int:
     return display.complain(problem)
 
 
+def trained(root: Path) -> tuple[str, ...]:
+    """The adapters of the run in ``root``."""
+    if "workflow" not in log.read_config(root):
+        return ROLES
+    return tuple(dict.fromkeys(stored_config(root, WorkflowConfig).adapters.values()))
+
+
+def is_workflow(args: argparse.Namespace) -> bool:
+    """Whether the flags ask for a workflow, or the run that is to be resumed is one's."""
+    stored = args.resume and (args.run / "config.json").is_file()
+    return hasattr(args, "workflow") or bool(stored and "workflow" in log.read_config(args.run))
+
+
+def train_workflow(team: WorkflowTeam, tell: Callable[[dict], None]) -> None:
+    """Train a workflow, with a line of text after some of its steps."""
+    root, steps = team.log.root, team.config.steps
+    with contextlib.ExitStack() as locks:
+        for server in team.servers:
+            locks.enter_context(log.owned(root, server.role))
+        seen = resumed(team)
+        for facts in seen:
+            tell(facts)
+        print("     step  accuracy of the team, then of each role by itself (and the share with a good format)")
+        for step, _, facts in train(team, len(seen) + 1):
+            tell(facts)
+            if step in (1, steps) or step % max(1, steps // 20) == 0:
+                print(line(facts, steps), flush=True)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="minimgrpo.train", description="Train a planner and an executor together with M-GRPO.")
+    add_fields(parser, WorkflowConfig)
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
     parser.add_argument("--track", choices=track.MODULES, help="send what the steps measure to this tracker as well")
     parser.add_argument("--decoupled", action="store_true", help="planner and executor as two processes")
@@ -282,9 +336,16 @@ def main(argv: list[str] | None = None) -> int:
     def run() -> None:
         started = time.perf_counter()
         screen = display.console()
-        config = chosen_config(parser, args, args.run)
+        workflow = is_workflow(args)
+        if workflow and args.decoupled:
+            parser.error("a workflow runs in one process: leave out --decoupled")
+        if not workflow and (extra := [name for name in ("sharing", "credit") if hasattr(args, name)]):
+            parser.error(f"--{extra[0]} is for workflows: name one with --workflow")
+        config = chosen_config(parser, args, args.run, WORKFLOW_RUN if workflow else None)
         with track.tracker(args.track, args.run, flat(config)) as tell:
-            if args.decoupled:
+            if workflow:
+                train_workflow(load_workflow(args.run, config, args.resume), tell)
+            elif args.decoupled:
                 from minimgrpo import server  # it imports this module
 
                 server.run_both(screen, args.run, config, args.resume, command, tell)
@@ -299,7 +360,7 @@ def main(argv: list[str] | None = None) -> int:
                             progress.update(facts)
                             tell(facts)
         seconds = time.perf_counter() - started
-        print(f"{seconds:.0f} s. All {config.steps} steps are done; the log and both adapters are in {args.run}")
+        print(f"{seconds:.0f} s. All {config.steps} steps are done; the log and the adapters are in {args.run}")
 
     return guarded(run, args.run, command)
 

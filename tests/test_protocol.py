@@ -230,4 +230,16 @@ def test_an_agent_on_its_own_calls_tools_and_answers():
 def test_the_examples_in_the_full_prompts_are_calls_the_parser_accepts():
     for role, prompt in protocol.PROMPTS["full"].items():
         examples = re.findall(r"<tool_call>.*?</tool_call>", prompt)
-        assert examples and all(isinstance(parse(role, example), Call) for example in examples)
+        assert bool(examples) == bool(protocol.TOOLS[role])
+        assert all(isinstance(parse(role, example), Call) for example in examples)
+
+
+def test_roles_of_workflows_end_as_they_should():
+    assert parse("aggregator", "FINAL ANSWER: Accra") == Result("Accra")
+    assert isinstance(parse("aggregator", call_text("search", query="Accra")), Malformed)  # it has no tools
+    assert parse("evaluator", "incorrect") == Result("incorrect")
+    assert isinstance(parse("evaluator", "incorrect, I think"), Malformed)
+    assert parse("controller", "done") == Result("done")
+    assert parse("orchestrator", "Find A\nFind B") == Result("Find A\nFind B")
+    assert isinstance(parse("synthesizer", call_text("python", code="1 + 2")), Call)
+    assert isinstance(parse("synthesizer", call_text("search", query="1 + 2")), Malformed)

@@ -14,7 +14,8 @@ measured on a model. A herd follows its rule even after the advocate has spoken.
 the last of an odd number of voters cannot turn a lead of two, so an advocate there changes nothing; and who restates
 private evidence votes as if alone. What an advocate does who votes early has to be measured.
 
-Not shown here: debate and advisor systems with language, benefits of "context overload", SWE-bench gains.
+Not shown here: benefits of "context overload", SWE-bench gains. Debate, swarm and advisor with a language model are
+`minimgrpo.workflows`.
 """
 
 from __future__ import annotations
