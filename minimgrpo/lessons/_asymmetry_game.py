@@ -53,9 +53,8 @@ class Game:
 
     def value(self, joint: np.ndarray) -> np.ndarray:
         """Exact value [B] of a policy of joint actions [B, H, S]: that of a game without any other action."""
-        only = joint[..., None]
-        mean, move = np.take_along_axis(self.mean, only, -1), np.take_along_axis(self.move, only[..., None], -2)
-        return plan(mean, move)[:, 0].mean((-1, -2))
+        chosen = (*np.indices(joint.shape, sparse=True), joint)
+        return plan(self.mean[chosen][..., None], self.move[chosen][..., None, :])[:, 0].mean((-1, -2))
 
     @cached_property
     def best(self) -> np.ndarray:

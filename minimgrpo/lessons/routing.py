@@ -26,9 +26,11 @@ import math
 import random
 from collections import defaultdict
 from itertools import product
-from statistics import mean, stdev
+from statistics import mean
 
-from minimgrpo.lessons import Claim
+import numpy as np
+
+from minimgrpo.lessons import Claim, verdict
 
 REGIMES = ("plain", "ambiguous", "evidence", "contradiction")
 ROLES = ("planner", "memory", "web", "solver", "verifier")
@@ -218,80 +220,72 @@ def arms(seed: int, epochs: int = 40) -> dict[str, list[dict]]:
     }
 
 
-def verdict(differences: list[float], at_least: float = 0.0) -> str:
-    """Mean above at_least by two standard errors: shown; below 0 by two: reversed; anything else: not shown."""
-    m, error = mean(differences), stdev(differences) / len(differences) ** 0.5
-    return "shown" if m - 2 * error > at_least else "reversed" if m + 2 * error < 0 else "not shown"
-
-
 def claims(quick: bool = False) -> list[Claim]:
     """Each measured over 3 (quick) or 5 seeds; "first" and "last" are means over five epochs."""
     seeds, epochs = (range(3), 20) if quick else (range(5), 40)
     results = [arms(seed, epochs) for seed in seeds]
     oracle = mean(best_plan(regime)[1] for regime in REGIMES)
 
-    def last(arm: str, name: str = "reward") -> list[float]:
-        return [mean(epoch[name] for epoch in r[arm][-5:]) for r in results]
+    def last(arm: str, name: str = "reward") -> np.ndarray:
+        return np.array([mean(epoch[name] for epoch in r[arm][-5:]) for r in results])
 
-    def first(arm: str) -> list[float]:
-        return [mean(epoch["reward"] for epoch in r[arm][:5]) for r in results]
+    def first(arm: str) -> np.ndarray:
+        return np.array([mean(epoch["reward"] for epoch in r[arm][:5]) for r in results])
 
-    def less(a: list[float], b: list[float], allowed: float = 0.0) -> list[float]:
-        return [x - y + allowed for x, y in zip(a, b, strict=True)]
+    def show(values: np.ndarray, digits: int = 3) -> str:
+        return f"{values.mean():.{digits}f} ± {values.std(ddof=1):.{digits}f}"
 
-    def show(values: list[float], digits: int = 3) -> str:
-        return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
-
-    def claim(text: str, measured: str, differences: list[float], at_least: float = 0.0) -> Claim:
+    def claim(text: str, measured: str, differences: np.ndarray, at_least: float = 0.0) -> Claim:
         return Claim(text, f"{measured} ({len(seeds)} seeds)", verdict(differences, at_least))
 
-    saved = [1 - a / b for a, b in zip(last("cold", "tokens"), last("no-skip", "tokens"), strict=True)]
-    lift = less(last("biased", "quality"), last("fixed", "quality"))  # the audit: quality as it is
-    one = [q + BIAS * share for q, share in zip(lift, last("biased", "large"), strict=True)]
-    three = [(a + 2 * b) / 3 for a, b in zip(one, lift, strict=True)]  # two of the three judges are impartial
+    cold, tokens, solid = last("cold"), last("cold", "tokens"), last("cold", "quality")
+    unskipped = last("no-skip", "tokens")
+    lift = last("biased", "quality") - last("fixed", "quality")  # the audit: quality as it is
+    one = lift + BIAS * last("biased", "large")
+    three = (one + 2 * lift) / 3  # two of the three judges are impartial
     return [
         claim(
             "learned routing earns at least 0.2 more than the fixed pipeline",
-            f"last: {show(last('cold'))} against {show(last('fixed'))}; the best plans earn {oracle:.3f}",
-            less(last("cold"), last("fixed")),
+            f"last: {show(cold)} against {show(last('fixed'))}; the best plans earn {oracle:.3f}",
+            cold - last("fixed"),
             0.2,
         ),
         claim(
             "being allowed to skip saves at least 30 % of the tokens",
-            f"last: {show(last('cold', 'tokens'), 0)} tokens, {show(last('no-skip', 'tokens'), 0)} without skip",
-            saved,
+            f"last: {show(tokens, 0)} tokens, {show(unskipped, 0)} without skip",
+            1 - tokens / unskipped,
             0.3,
         ),
         claim(
             "skipping costs no quality (allowed: 0.01)",
-            f"last: {show(last('cold', 'quality'))}, {show(last('no-skip', 'quality'))} without skip",
-            less(last("cold", "quality"), last("no-skip", "quality"), 0.01),
+            f"last: {show(solid)}, {show(last('no-skip', 'quality'))} without skip",
+            solid - last("no-skip", "quality") + 0.01,
         ),
         claim(
             "a warm start earns at least 0.15 more in the first five epochs",
             f"first: {show(first('warm'))} against {show(first('cold'))} cold",
-            less(first("warm"), first("cold")),
+            first("warm") - first("cold"),
             0.15,
         ),
         claim(
             "a warm start, which has seen twice the tasks, ends higher by 0.03 or more",
-            f"last: {show(last('warm'))} against {show(last('cold'))} cold",
-            less(last("warm"), last("cold")),
+            f"last: {show(last('warm'))} against {show(cold)} cold",
+            last("warm") - cold,
             0.03,
         ),
         claim(
             "folding the regimes into one signature loses nothing (allowed: 0.01)",
-            f"last: {show(last('folded'))} against {show(last('cold'))} with the regime",
-            less(last("folded"), last("cold"), 0.01),
+            f"last: {show(last('folded'))} against {show(cold)} with the regime",
+            last("folded") - cold + 0.01,
         ),
         claim(
             f"one judge with a taste (+{BIAS} for one model) reports a larger gain in quality than three judges",
             f"one judge {show(one)}, three {show(three)}, none partial {show(lift)}",
-            less(one, three),
+            one - three,
         ),
         claim(
             "learning from that judge moves the routing to its model",
             f"share of that model {show(last('biased', 'large'))} against {show(last('warm', 'large'))} warm",
-            less(last("biased", "large"), last("warm", "large")),
+            last("biased", "large") - last("warm", "large"),
         ),
     ]
