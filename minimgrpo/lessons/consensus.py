@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from minimgrpo.lessons import Claim, verdict
+from minimgrpo.lessons import Claim, compare, show
 from minimgrpo.lessons._consensus_tasks import (
     attack_success,
     centralized,
@@ -178,11 +178,8 @@ def claims(quick: bool = False) -> list[Claim]:
     def asr(arm: str, system: Callable = smas, compromised: bool = True) -> np.ndarray:
         return attack_success(policies[arm], new_X, new_y, system, compromised)[0]
 
-    def show(values: np.ndarray, form: str = ".1f") -> str:
-        return f"{values.mean():{form}} ± {values.std(ddof=1):{form}}"
-
-    def claim(text: str, measured: str, differences: np.ndarray, at_least: float = 0.0) -> Claim:
-        return Claim(text, f"{measured} ({seeds} seeds)", verdict(differences, at_least))
+    def percent(*how) -> str:
+        return f"{show(asr(*how), '.1f')} %"
 
     vectors = list(np.random.default_rng(2).normal(size=(4, 1000)))
     sums, sent = ring_allreduce(vectors)
@@ -214,39 +211,39 @@ def claims(quick: bool = False) -> list[Claim]:
             f"largest difference of z after 10 rounds {apart:.0e}",
             "shown" if apart < 1e-12 else "reversed",
         ),
-        claim(
+        compare(
             "ADMM reaches the centralized optimum (within 1e-5), with the data left where it is",
             f"objective above it {show(gap['ADMM'], '.0e')} after {rounds} rounds",
             1e-5 - gap["ADMM"],
         ),
-        claim(
+        compare(
             "so does averaging without the dual step (FedAvg)",
             f"objective above it {show(gap['FedAvg'], '.3f')}",
             1e-5 - gap["FedAvg"],
         ),
-        claim(
+        compare(
             "S-MAS with its solver compromised: consensus answers at least 10 points less harm than local training",
-            f"{show(asr('ADMM'))} % against {show(asr('local'))} %; centralized {show(asr('centralized'))} %",
+            f"{percent('ADMM')} against {percent('local')}; centralized {percent('centralized')}",
             asr("local") - asr("ADMM"),
             10,
         ),
-        claim(
+        compare(
             "H-MAS with its synthesizer compromised: the same",
-            f"{show(asr('ADMM', hmas))} % against {show(asr('local', hmas))} %",
+            f"{percent('ADMM', hmas)} against {percent('local', hmas)}",
             asr("local", hmas) - asr("ADMM", hmas),
             10,
         ),
-        claim(
+        compare(
             "with nobody compromised S-MAS answers no more harm after consensus than after local training",
-            f"{show(asr('ADMM', smas, False))} % against {show(asr('local', smas, False))} %",
+            f"{percent('ADMM', smas, False)} against {percent('local', smas, False)}",
             asr("local", smas, False) - asr("ADMM", smas, False),
         ),
-        claim(
+        compare(
             "consensus also protects from an agent that lies in the all-reduce (less harm than local training)",
-            f"{show(asr('lying'))} % harm answered, {show(asr('local'))} % after local training",
+            f"{percent('lying')} harm answered, {percent('local')} after local training",
             asr("local") - asr("lying"),
         ),
-        claim(
+        compare(
             "two LoRA adapters agree on one that fits both agents' data better than averaging them once",
             f"loss {show(lora['ADMM'], '.0e')}, averaged once {show(lora['averaged once'], '.3f')}, "
             f"alone {show(lora['alone'], '.3f')}",
