@@ -25,7 +25,8 @@ Where we differ, and why
 - K' as printed leaves out H (balancing the two terms gives (H^2 SA iota)^(1/3) K^(2/3)); we use it as printed.
 - "Every (x, a) is visited K' / (SA) times" holds if every x is reached: true in our games, not in general.
 - The constant c of the theory explores for ever at this size: c = 0.03 in A and C, 0.05 in B.
-- Derived by us: ``slack``, commit to the first joint action that close to the best; and crediting what one intended.
+- Derived by us: ``slack``, commit to the first joint action within slack of the best; and ``observed=False`` in C, credit
+  what one intended, whatever the others did.
 
 Regret is exact: the played policy is evaluated on the true model (``_asymmetry_game``), averaged over starts. Arrays: B
 seeds at once, M players, H steps, S states, A joint actions.

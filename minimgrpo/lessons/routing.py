@@ -176,7 +176,7 @@ def run_episode(
             plan.append(action)
             if action == "web" and rng.random() < WEB_FAILS:  # it fails once and is called again
                 failed.add(action)
-    tokens, retries = cost((*plan, *failed)), len(failed)
+    tokens, retries = cost((*plan, *failed)), len(failed)  # what failed is paid for twice
     q = quality(regime, tuple(plan)) + rng.gauss(0, NOISE)
     large = any(cell.endswith("/large") for cell in plan)
     if graph is not None:
