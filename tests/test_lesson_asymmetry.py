@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minimgrpo.lessons import asymmetry
-from minimgrpo.lessons.asymmetry import ACTIONS, STATES, STEPS, Game
+from minimgrpo.lessons._asymmetry_game import ACTIONS, STATES, STEPS, Game
 
 SWEEP = 0.4 + 7 * 0.8  # regret of trying all nine joint actions of the "gap" bandit once
 

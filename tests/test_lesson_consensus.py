@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from minimgrpo.lessons import consensus
+from minimgrpo.lessons._consensus_tasks import L2
 from minimgrpo.lessons.consensus import admm, fedavg, ring_allreduce
 
 
@@ -58,7 +59,7 @@ def test_gradients_are_those_of_autograd():
     X, y = consensus.requests(1, 5)
     theta = torch.randn(13, dtype=torch.float64, requires_grad=True)
     Xt, yt = torch.tensor(X[0, 0]), torch.tensor(y[0, 0].copy())
-    (torch.nn.functional.softplus(-yt * (Xt @ theta)).mean() + consensus.L2 / 2 * theta.square().sum()).backward()
+    (torch.nn.functional.softplus(-yt * (Xt @ theta)).mean() + L2 / 2 * theta.square().sum()).backward()
     assert np.allclose(consensus.logistic_grad(theta.detach().numpy(), X[0, 0], y[0, 0]), theta.grad.numpy())
 
     X, Y, start = consensus.lora_data(2)

@@ -6,7 +6,7 @@ from statistics import mean
 
 import pytest
 
-from minimgrpo.lessons import routing
+from minimgrpo.lessons import routing, verdict
 from minimgrpo.lessons.routing import PolicyGraph
 
 
@@ -83,10 +83,10 @@ def test_a_planner_is_never_skipped_where_skipping_is_off():
 
 
 def test_verdict_can_come_out_each_way():
-    assert routing.verdict([0.3, 0.31, 0.29], 0.2) == "shown"
-    assert routing.verdict([0.1, 0.11, 0.09], 0.2) == "not shown"
-    assert routing.verdict([-0.1, -0.11, -0.09]) == "reversed"
-    assert routing.verdict([0.5, -0.5, 0.1]) == "not shown"
+    assert verdict([0.3, 0.31, 0.29], 0.2) == "shown"
+    assert verdict([0.1, 0.11, 0.09], 0.2) == "not shown"
+    assert verdict([-0.1, -0.11, -0.09]) == "reversed"
+    assert verdict([0.5, -0.5, 0.1]) == "not shown"
 
 
 def test_learning_reaches_the_bounds():

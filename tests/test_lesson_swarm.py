@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from minimgrpo.lessons import swarm
-from minimgrpo.lessons.swarm import Swarms, act_rule, coop_rule, metropolis, on_graph, optimum, perron, ring
+from minimgrpo.lessons._swarm_executor import PSI, Swarms
+from minimgrpo.lessons.swarm import act_rule, coop_rule, metropolis, on_graph, optimum, perron, ring
 
 
 def swarms(agents=4, function="sphere", seed=0, runs=1):
@@ -39,7 +40,7 @@ def test_an_external_step_by_hand():
     team.external(np.eye(3), np.array([[0.0, 1.0, 2.0]]))
     moved = team.x - before
     assert (moved[0, 0] == 0).all() and (team.v == team.u).all()
-    assert (moved[0, 1] >= 0).all() and 0.4 < moved[0, 1].max() <= swarm.PSI < moved[0, 2].max() <= 2 * swarm.PSI
+    assert (moved[0, 1] >= 0).all() and 0.4 < moved[0, 1].max() <= PSI < moved[0, 2].max() <= 2 * PSI
 
 
 @pytest.mark.parametrize("function", swarm.FUNCTIONS)

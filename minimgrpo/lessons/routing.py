@@ -23,12 +23,14 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from collections import defaultdict
 from itertools import product
-from statistics import mean, stdev
+from random import Random
+from statistics import mean
 
-from minimgrpo.lessons import Claim
+import numpy as np
+
+from minimgrpo.lessons import Claim, compare, show
 
 REGIMES = ("plain", "ambiguous", "evidence", "contradiction")
 ROLES = ("planner", "memory", "web", "solver", "verifier")
@@ -100,8 +102,7 @@ def signature(regime: str, done: list[str], stage: int) -> str:
     """
     roles = [cell.split(":")[0] for cell in done]
     mask = "".join(str(int(role in roles)) for role in ROLES)
-    evidence = 0.1 * ("memory" in roles) + 0.3 * ("web" in roles)
-    correct = 0.2 * ("solver" in roles)
+    evidence, correct = 0.1 * ("memory" in roles) + 0.3 * ("web" in roles), 0.2 * ("solver" in roles)
     return f"{regime}|{ROLES[stage]}|{mask}|evidence {evidence:.1f}|correct {correct:.1f}"
 
 
@@ -116,17 +117,14 @@ class PolicyGraph:
     def scores(self, s: str, actions: list[str]) -> dict[str, float]:
         edges, n = self.edges[s], sum(edge[0] for edge in self.edges[s].values())
         c = max(0.5, 1.4 * 2 ** (-n / 50))
-        scores = {}
-        for action in actions:
-            if action not in edges:
-                scores[action] = math.inf
-                continue
+        scores = dict.fromkeys(actions, math.inf)  # that of what was never tried
+        for action in scores.keys() & edges.keys():
             visits, total, _, _, failures = edges[action]
             bonus = c * math.sqrt(math.log(n + 1) / visits)
             scores[action] = total / visits + bonus - 0.5 * failures / (visits + failures)
         return scores
 
-    def pick(self, s: str, actions: list[str], default: str, rng: random.Random) -> str:
+    def pick(self, s: str, actions: list[str], default: str, rng: Random) -> str:
         """The action of highest score, ties broken at random; the pipeline's while the signature is new."""
         if sum(edge[0] for edge in self.edges[s].values()) < self.threshold:
             return default
@@ -137,18 +135,16 @@ class PolicyGraph:
     def backup(self, path: list[tuple[str, str]], r: float, tokens: float, failures: set[str]) -> None:
         """The same reward to every edge of the path: no edge learns what it added itself."""
         for s, action in path:
-            edge = self.edges[s].setdefault(action, [0, 0.0, 0.0, 0.0, 0])
-            for i, more in enumerate((1, r, r * r, tokens, int(action in failures))):
-                edge[i] += more
+            edge, more = self.edges[s].get(action, [0, 0.0, 0.0, 0.0, 0]), (1, r, r * r, tokens, action in failures)
+            self.edges[s][action] = [old + new for old, new in zip(edge, more, strict=True)]
 
     def audit(self) -> list[dict]:
         """One row per edge, the most visited first: a person can read why an action is preferred."""
         rows = []
         for s, edges in self.edges.items():
             for action, (n, total, squares, tokens, failures) in edges.items():
-                m = total / n
-                row = {"signature": s, "action": action, "visits": n, "mean": m, "failures": failures}
-                rows.append(row | {"variance": max(squares / n - m * m, 0.0), "tokens": tokens / n})
+                row = {"signature": s, "action": action, "visits": n, "mean": total / n, "failures": failures}
+                rows.append(row | {"variance": max(squares / n - (total / n) ** 2, 0.0), "tokens": tokens / n})
         return sorted(rows, key=lambda row: -row["visits"])
 
     def dumps(self) -> str:
@@ -162,19 +158,14 @@ class PolicyGraph:
 
 
 def run_episode(
-    graph: PolicyGraph | None,
-    regime: str,
-    rng: random.Random,
-    skip: bool = True,
-    see_regime: bool = True,
-    bias: float = 0.0,
+    graph: PolicyGraph | None, regime: str, rng: Random, skip: bool = True, see_regime: bool = True, bias: float = 0.0
 ) -> dict:
     """One task through the five stages; with no graph, through the fixed pipeline. The graph learns from it.
 
     bias: what the judge that the graph learns from adds to answers of the "large" model; the result has it not.
     see_regime: False folds all regimes into one signature.
     """
-    plan, path, failed, retries, tokens = [], [], set(), 0, 0
+    plan, path, failed = [], [], set()
     for stage, role in enumerate(ROLES):
         action = RULE_BASED[role]
         if graph is not None:
@@ -185,8 +176,7 @@ def run_episode(
             plan.append(action)
             if action == "web" and rng.random() < WEB_FAILS:  # it fails once and is called again
                 failed.add(action)
-                retries, tokens = retries + 1, tokens + TOKENS["web"]
-    tokens += cost(tuple(plan))
+    tokens, retries = cost((*plan, *failed)), len(failed)  # what failed is paid for twice
     q = quality(regime, tuple(plan)) + rng.gauss(0, NOISE)
     large = any(cell.endswith("/large") for cell in plan)
     if graph is not None:
@@ -196,7 +186,7 @@ def run_episode(
 
 def run(graph: PolicyGraph | None, seed: int, epochs: int = 40, tasks: int = 40, **options) -> list[dict]:
     """Epochs of tasks from the four regimes in turn -> each epoch's means of what ``run_episode`` returns."""
-    rng, history = random.Random(seed), []
+    rng, history = Random(seed), []
     for _ in range(epochs):
         episodes = [run_episode(graph, REGIMES[i % 4], rng, **options) for i in range(tasks)]
         history.append({name: mean(e[name] for e in episodes) for name in episodes[0]})
@@ -218,80 +208,63 @@ def arms(seed: int, epochs: int = 40) -> dict[str, list[dict]]:
     }
 
 
-def verdict(differences: list[float], at_least: float = 0.0) -> str:
-    """Mean above at_least by two standard errors: shown; below 0 by two: reversed; anything else: not shown."""
-    m, error = mean(differences), stdev(differences) / len(differences) ** 0.5
-    return "shown" if m - 2 * error > at_least else "reversed" if m + 2 * error < 0 else "not shown"
-
-
 def claims(quick: bool = False) -> list[Claim]:
-    """Each measured over 3 (quick) or 5 seeds; "first" and "last" are means over five epochs."""
-    seeds, epochs = (range(3), 20) if quick else (range(5), 40)
-    results = [arms(seed, epochs) for seed in seeds]
+    """Each over 3 seeds of 20 epochs (quick) or 5 of 40; "first" and "last" are means over five epochs."""
+    results = [arms(seed, 20) for seed in range(3)] if quick else [arms(seed, 40) for seed in range(5)]
     oracle = mean(best_plan(regime)[1] for regime in REGIMES)
 
-    def last(arm: str, name: str = "reward") -> list[float]:
-        return [mean(epoch[name] for epoch in r[arm][-5:]) for r in results]
+    def means(name: str, part: slice) -> dict[str, np.ndarray]:
+        """By arm, one number for each seed."""
+        return {arm: np.array([mean(epoch[name] for epoch in r[arm][part]) for r in results]) for arm in results[0]}
 
-    def first(arm: str) -> list[float]:
-        return [mean(epoch["reward"] for epoch in r[arm][:5]) for r in results]
-
-    def less(a: list[float], b: list[float], allowed: float = 0.0) -> list[float]:
-        return [x - y + allowed for x, y in zip(a, b, strict=True)]
-
-    def show(values: list[float], digits: int = 3) -> str:
-        return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
-
-    def claim(text: str, measured: str, differences: list[float], at_least: float = 0.0) -> Claim:
-        return Claim(text, f"{measured} ({len(seeds)} seeds)", verdict(differences, at_least))
-
-    saved = [1 - a / b for a, b in zip(last("cold", "tokens"), last("no-skip", "tokens"), strict=True)]
-    lift = less(last("biased", "quality"), last("fixed", "quality"))  # the audit: quality as it is
-    one = [q + BIAS * share for q, share in zip(lift, last("biased", "large"), strict=True)]
-    three = [(a + 2 * b) / 3 for a, b in zip(one, lift, strict=True)]  # two of the three judges are impartial
+    first = means("reward", slice(5))
+    last, tokens, q, large = (means(name, slice(-5, None)) for name in ("reward", "tokens", "quality", "large"))
+    lift = q["biased"] - q["fixed"]  # the audit: quality as it is
+    one = lift + BIAS * large["biased"]
+    three = (one + 2 * lift) / 3  # two of the three judges are impartial
     return [
-        claim(
+        compare(
             "learned routing earns at least 0.2 more than the fixed pipeline",
-            f"last: {show(last('cold'))} against {show(last('fixed'))}; the best plans earn {oracle:.3f}",
-            less(last("cold"), last("fixed")),
+            f"last: {show(last['cold'])} against {show(last['fixed'])}; the best plans earn {oracle:.3f}",
+            last["cold"] - last["fixed"],
             0.2,
         ),
-        claim(
+        compare(
             "being allowed to skip saves at least 30 % of the tokens",
-            f"last: {show(last('cold', 'tokens'), 0)} tokens, {show(last('no-skip', 'tokens'), 0)} without skip",
-            saved,
+            f"last: {show(tokens['cold'], '.0f')} tokens, {show(tokens['no-skip'], '.0f')} without skip",
+            1 - tokens["cold"] / tokens["no-skip"],
             0.3,
         ),
-        claim(
+        compare(
             "skipping costs no quality (allowed: 0.01)",
-            f"last: {show(last('cold', 'quality'))}, {show(last('no-skip', 'quality'))} without skip",
-            less(last("cold", "quality"), last("no-skip", "quality"), 0.01),
+            f"last: {show(q['cold'])}, {show(q['no-skip'])} without skip",
+            q["cold"] - q["no-skip"] + 0.01,
         ),
-        claim(
+        compare(
             "a warm start earns at least 0.15 more in the first five epochs",
-            f"first: {show(first('warm'))} against {show(first('cold'))} cold",
-            less(first("warm"), first("cold")),
+            f"first: {show(first['warm'])} against {show(first['cold'])} cold",
+            first["warm"] - first["cold"],
             0.15,
         ),
-        claim(
+        compare(
             "a warm start, which has seen twice the tasks, ends higher by 0.03 or more",
-            f"last: {show(last('warm'))} against {show(last('cold'))} cold",
-            less(last("warm"), last("cold")),
+            f"last: {show(last['warm'])} against {show(last['cold'])} cold",
+            last["warm"] - last["cold"],
             0.03,
         ),
-        claim(
+        compare(
             "folding the regimes into one signature loses nothing (allowed: 0.01)",
-            f"last: {show(last('folded'))} against {show(last('cold'))} with the regime",
-            less(last("folded"), last("cold"), 0.01),
+            f"last: {show(last['folded'])} against {show(last['cold'])} with the regime",
+            last["folded"] - last["cold"] + 0.01,
         ),
-        claim(
+        compare(
             f"one judge with a taste (+{BIAS} for one model) reports a larger gain in quality than three judges",
             f"one judge {show(one)}, three {show(three)}, none partial {show(lift)}",
-            less(one, three),
+            one - three,
         ),
-        claim(
+        compare(
             "learning from that judge moves the routing to its model",
-            f"share of that model {show(last('biased', 'large'))} against {show(last('warm', 'large'))} warm",
-            less(last("biased", "large"), last("warm", "large")),
+            f"share of that model {show(large['biased'])} against {show(large['warm'])} warm",
+            large["biased"] - large["warm"],
         ),
     ]

@@ -1,7 +1,7 @@
 """Lesson 16. Guided black-box consensus: swarms on a graph agree on a minimum, a guide tunes them (LAC-MAS).
 
-Source: arXiv 2605.00691, read in full; its executor (MASOIE) from its public code. N agents on a fixed graph minimise
-F(x) = mean_i f_i(x). Agent i can only evaluate its own f_i. It has a swarm of P particles, and a round is
+Source: arXiv 2605.00691, read in full. N agents on a fixed graph minimise F(x) = mean_i f_i(x). Agent i can only
+evaluate its own f_i, with a swarm of P particles. A round of the executor (MASOIE, in ``_swarm_executor``) is
 
     internal   level-based learning: sort the particles, cut them into levels, and let each learn from two particles
                p1, p2 of better levels:  v <- r1 v + r2 (x_p1 - x) + 0.4 r3 (x_p2 - x),  x <- x + v
@@ -11,20 +11,17 @@ F(x) = mean_i f_i(x). Agent i can only evaluate its own f_i. It has a swarm of P
 A guide (in the paper a language model that is given rules in words) refreshes two things on a schedule: the
 coefficient w (``act``: d if the swarm's divergence D_i = mean_p |x_ip - mu_i|^2 is high, c if it is low, 1 in
 between) and the weights a_ik (``coop``: 0.3 - 0.5 for neighbours of low fitness and divergence, 0.1 - 0.2 for bad
-ones; rows sum to 1).
+ones; rows sum to 1). Ours is a table of rules; any callable with the same arguments can take its place.
 
 What is loose in the paper
 - Eq. 7 read literally, v <- w (r * v), holds nothing of the objective (``literal``). We read w as scaling the momentum.
 - Theorem 4.1 assumes the vanishing perturbation that makes it true (A4, A5).
 - Rows of A that sum to 1 while columns do not move the point of consensus: the agents minimise sum_i pi_i f_i, where
-  pi A = pi, not the mean. f_k of agents with different objectives are not comparable. ``metropolis`` repairs A: it
-  keeps min(a_ik, a_ki), so that columns sum to 1 too.
+  pi A = pi, not the mean. f_k of agents with different objectives are not comparable. ``metropolis`` repairs A.
 
 Not given in the paper, so ours: d1, d2 (0.01 and 0.3 of the first divergence), w = 1 in between, c and d that start in
 the middle of their ranges 1 - 1.8 and 0.5 - 1, what "stagnates" and "slowly" mean (set so that the rules fire at all),
-the schedule's shares (0.2, 0.5; 0.3), T, P, psi. The guide is a table of rules (``act_rule``, ``coop_rule``), not a
-language model: any callable with the same arguments can take its place. ``leave`` is the control: the coefficient at
-work, nothing said by the guide. Small problems, rules of ours: nothing here is certain about the paper's own results.
+the schedule's shares, T, P, psi. Small problems, rules of ours: nothing here is certain about the paper's own results.
 
 Arrays: B seeds at once, N agents, P particles, D dimensions.
 """
@@ -37,17 +34,12 @@ from math import ceil
 import numpy as np
 
 from minimgrpo.lessons import Claim
+from minimgrpo.lessons._swarm_executor import FUNCTIONS, Swarms
 
 LOW, HIGH = 0.01, 0.3  # d1, d2: shares of the divergence that an agent's swarm started with
-LEVELS = np.array([4, 6, 8, 10])
-PSI = 1.0
+SCHEDULE = {"act": (0.2, 0.5), "coop": (0.3, 0.6, 0.9)}  # when the guide refreshes what, in shares of T
 STAGNANT, SLOW = 0.05, 0.2  # what "stagnates" and "slowly" mean, as relative falls in a round
 SPREAD = 0.1  # how far apart the agents' functions are; much more, and nothing is left of rastrigin's valleys
-FUNCTIONS = {
-    "sphere": lambda z: (z**2).sum(-1),
-    "rastrigin": lambda z: (z**2 - 10 * np.cos(2 * np.pi * z) + 10).sum(-1),
-    "rosenbrock": lambda z: (100 * (z[..., 1:] - z[..., :-1] ** 2) ** 2 + (1 - z[..., :-1]) ** 2).sum(-1),
-}
 
 
 def ring(agents: int) -> np.ndarray:
@@ -79,69 +71,6 @@ def perron(a: np.ndarray) -> np.ndarray:
     """How much each agent's start counts in the consensus: pi [N] with pi A = pi and sum 1."""
     n = len(a)
     return np.linalg.lstsq(np.vstack([a.T - np.eye(n), np.ones(n)]), np.eye(n + 1)[n], rcond=None)[0]
-
-
-# ------------------------------------------------------------------------------------------------------- the executor
-
-
-class Swarms:
-    """B x N swarms. ``shift`` [B, N, D]: where agent i has moved the function to, so f_i(x) = function(x - shift_i)."""
-
-    def __init__(self, function: str, shift: np.ndarray, particles: int, rng: np.random.Generator):
-        runs, agents, dimensions = shift.shape
-        self.function, self.shift, self.rng = FUNCTIONS[function], shift, rng
-        self.x = rng.uniform(-5, 5, (runs, agents, particles, dimensions))
-        self.v, self.u = np.zeros_like(self.x), np.zeros_like(self.x)
-        self.gains = np.zeros((runs, agents, len(LEVELS)))  # of late, for each number of levels
-
-    def fitness(self) -> np.ndarray:
-        """f_i of agent i's own particles, [B, N, P]."""
-        return self.function(self.x - self.shift[:, :, None])
-
-    def centroid(self) -> np.ndarray:
-        return self.x.mean(2)
-
-    def divergence(self) -> np.ndarray:
-        """D_i, [B, N]."""
-        return ((self.x - self.centroid()[:, :, None]) ** 2).sum(-1).mean(-1)
-
-    def disagreement(self) -> np.ndarray:
-        """Root mean square distance of the agents' centroids from their mean, [B]."""
-        mu = self.centroid()
-        return ((mu - mu.mean(1, keepdims=True)) ** 2).sum(-1).mean(-1) ** 0.5
-
-    def quality(self) -> np.ndarray:
-        """F at the mean of the centroids, [B]: what the agents would give as their common answer."""
-        return self.function(self.centroid().mean(1)[:, None] - self.shift).mean(1)
-
-    def internal(self) -> None:
-        fitness, particles = self.fitness(), self.x.shape[2]
-        order = fitness.argsort(-1)
-        rank = order.argsort(-1)
-        choice = (7 * self.gains + self.rng.gumbel(size=self.gains.shape)).argmax(-1)[..., None]  # ~ exp(7 gain)
-        levels = LEVELS[choice]
-        level = rank * levels // particles
-        better = (self.rng.random((2, *rank.shape)) * level).astype(int)  # two levels above one's own
-        better.sort(0)
-        teachers = ((better + self.rng.random(better.shape)) * particles / levels).astype(int)
-        first, second = (
-            np.take_along_axis(self.x, np.take_along_axis(order, ranks, -1)[..., None], 2) for ranks in teachers
-        )
-        r = self.rng.random((3, *self.x.shape))
-        pull = r[0] * self.v + r[1] * (first - self.x) + 0.4 * r[2] * (second - self.x)
-        self.v = np.where(level[..., None] > 0, pull, self.v)
-        self.x = np.where(level[..., None] > 0, self.x + self.v, self.x)  # the best level stays
-        before, after = fitness.min(-1), self.fitness().min(-1)
-        gain = np.clip((before - after) / (np.abs(before) + 1e-12), 0, 1)[..., None]
-        np.put_along_axis(self.gains, choice, gain, -1)
-
-    def external(self, a: np.ndarray, w: np.ndarray | float = 1.0) -> None:
-        """a: [B, N, N] or [N, N], rows sum to 1. w: [B, N], scales the momentum."""
-        w = np.broadcast_to(w, self.x.shape[:2])[..., None, None]
-        pull = np.einsum("...ik,...kpd->...ipd", a, self.x) - self.x
-        self.u = w * PSI * self.rng.random(self.x.shape) * self.u + pull
-        self.x = self.x + self.u
-        self.v = self.u
 
 
 def literal(x: np.ndarray, v: np.ndarray, w: float, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -178,17 +107,13 @@ def coop_rule(fitness, divergence, graph):
     return np.array([0.15, 0.25, 0.4])[good]
 
 
-def pcg(t: int, T: int, act: tuple[float, ...] = (0.2, 0.5), every: float = 0.3) -> set[str]:
-    """What the guide refreshes in round t: "act" at ceil(0.2 T) and ceil(0.5 T), "coop" at each ceil(m 0.3 T) <= T.
+def pcg(t: int, T: int) -> set[str]:
+    """What the guide refreshes in round t.
 
     >>> {t: sorted(pcg(t, 10)) for t in range(12) if pcg(t, 10)}
     {2: ['act'], 3: ['coop'], 5: ['act'], 6: ['coop'], 9: ['coop']}
     """
-    due = {ceil(round(share * T, 9)): "act" for share in act}
-    found = {due[t]} if t in due else set()
-    if t <= T and t in {ceil(round(m * every * T, 9)) for m in range(1, int(1 / every) + 1)}:
-        found.add("coop")
-    return found
+    return {kind for kind, shares in SCHEDULE.items() if t in [ceil(round(share * T, 9)) for share in shares]}
 
 
 def run(
@@ -263,15 +188,10 @@ def reliability(draws: int = 4000, seed: int = 0) -> tuple[np.ndarray, np.ndarra
 # ----------------------------------------------------------------------------------------------------- what is claimed
 
 
-def leave(c, d, share, progress):
-    """A guide that has nothing to say: c and d stay where they start. What it achieves is not the guide's merit."""
-    return c, d
-
-
 ARMS = {
     "base": {},
     "act": {"act": act_rule},
-    "leave": {"act": leave},
+    "leave": {"act": lambda c, d, share, progress: (c, d)},  # the control: c and d as they start, nobody says anything
     "coop": {"coop": coop_rule},
     "full": {"act": act_rule, "coop": coop_rule},
 }
@@ -295,16 +215,8 @@ def fall(change: np.ndarray) -> tuple[str, str]:
 def claims(quick: bool = False) -> list[Claim]:
     seeds = 4 if quick else 16
     runs = {arm: [run(function, seeds, **guide) for function in FUNCTIONS] for arm, guide in ARMS.items()}
-
-    def change(arm: str, number: Callable, against: str = "base") -> np.ndarray:
-        return np.stack([number(a) / number(b) - 1 for a, b in zip(runs[arm], runs[against], strict=True)])
-
-    def final(r: dict) -> np.ndarray:
-        return r["quality"][-1]
-
-    def rounds(r: dict) -> np.ndarray:
-        return rounds_to(r["disagreement"])
-
+    F = {arm: np.stack([r["quality"][-1] for r in results]) for arm, results in runs.items()}
+    rounds = {arm: np.stack([rounds_to(r["disagreement"]) for r in results]) for arm, results in runs.items()}
     apart = max(r["disagreement"][-1].max() for r in runs["base"])
     q, m, a = quadratics()
     true, moved = optimum(np.ones(8), q, m), optimum(perron(a), q, m)
@@ -323,14 +235,12 @@ def claims(quick: bool = False) -> list[Claim]:
             f"at most {apart:.0e} after 150 rounds ({seeds} seeds, {len(FUNCTIONS)} functions)",
             "shown" if apart < 1e-6 else "not shown",
         ),
-        Claim("guided action (act) lowers F", *fall(change("act", final))),
-        Claim(
-            "it is the guide: act lowers F against c and d that nobody touches", *fall(change("act", final, "leave"))
-        ),
-        Claim("guided action (act) needs fewer rounds to agree", *fall(change("act", rounds))),
-        Claim("guided cooperation (coop) lowers F", *fall(change("coop", final))),
-        Claim("guided cooperation (coop) needs fewer rounds to agree", *fall(change("coop", rounds))),
-        Claim("both together lower F", *fall(change("full", final))),
+        Claim("guided action (act) lowers F", *fall(F["act"] / F["base"] - 1)),
+        Claim("it is the guide: act lowers F against c and d that nobody touches", *fall(F["act"] / F["leave"] - 1)),
+        Claim("guided action (act) needs fewer rounds to agree", *fall(rounds["act"] / rounds["base"] - 1)),
+        Claim("guided cooperation (coop) lowers F", *fall(F["coop"] / F["base"] - 1)),
+        Claim("guided cooperation (coop) needs fewer rounds to agree", *fall(rounds["coop"] / rounds["base"] - 1)),
+        Claim("both together lower F", *fall(F["full"] / F["base"] - 1)),
         Claim("Eq. 7 read literally lowers f (sphere, one swarm)", *fall(printed)),
         Claim(
             "row-stochastic guidance leaves the optimum where it is (8 quadratics, seed 0)",
