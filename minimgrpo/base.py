@@ -296,7 +296,7 @@ def _convert(file: Path, target: Path) -> None:
             tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
             model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float16, **options)
     except ImportError:
-        raise ModelError("reading a GGUF file takes the package gguf: pip install 'minimgrpo[gguf]'") from None
+        raise ModelError("reading a GGUF file takes the package gguf: pip install gguf") from None
     except BROKEN_GGUF as error:
         raise ModelError(f"the GGUF file {str(file)!r} cannot be read: {_brief(error)}") from None
     for owner, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):

@@ -18,7 +18,6 @@ output; our groups without signal are skipped, while its random rewards leave no
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
 import io
@@ -235,7 +234,7 @@ def bench(config: Config, folder: Path, trl: bool) -> None:
     print(f"one adapter {one:.0f} MB, two adapters {two:.0f} MB: ratio {two / one:.3f} (aim: at most 1.15)")
 
     if not trl or importlib.util.find_spec("trl") is None:
-        return print("\n5. TRL: left out (pip install 'minimgrpo[bench]' brings it)")
+        return print("\n5. TRL: left out (pip install trl brings it)")
     length, rows = max(1, round(sampled)), []
     print(f"\n5. TRL's GRPOTrainer, {rollouts} completions a step, {length} tokens each (aim: ratio 8)")
     for base, nf4 in (("NF4", True), ("float32", False)):
@@ -246,7 +245,7 @@ def bench(config: Config, folder: Path, trl: bool) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("minimgrpo.bench", argparse.SUPPRESS, "Measure what a training step costs.")
+    parser = display.Parser(prog="minimgrpo.bench", description="Measure what a training step costs.")
     parser.add_argument("--steps", type=int, default=5, help="steps to measure, after one that warms up (5)")
     for name in ("questions", "rollouts", "model", "threads", "seed"):
         default, text = getattr(Config, name), train.field_help(Config)[name]

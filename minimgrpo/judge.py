@@ -7,7 +7,7 @@
   cannot be read is None, and a case without a verdict is ungraded, not wrong.
 * What is judged was written by a model or a web page. It goes into the prompt as one JSON string, so it cannot end the
   case and pose as an instruction of ours; whether it can persuade the judge is another matter.
-* An endpoint is OpenAI-compatible (``pip install minimgrpo[judge]``); the client repeats a failed request with growing
+* An endpoint is OpenAI-compatible (``pip install -e ".[judge]"``); the client repeats a failed request with growing
   pauses. The key is read from ``OPENAI_API_KEY`` and stands in no file, message or prompt of ours.
 * ``JudgeExpert`` is the paper's LLM expert (eq. 5; its prompt and scale are not given, so both are ours), for training:
   ``Team(..., expert=JudgeExpert(endpoint(...)))``. Where the judge is unreadable the rubric rates, and says so.
@@ -123,7 +123,7 @@ def endpoint(model: str, url: str | None = None) -> Ask:
     try:
         import openai
     except ImportError:
-        raise JudgeError("a judge behind a URL needs the openai client: pip install 'minimgrpo[judge]'") from None
+        raise JudgeError("a judge behind a URL needs the openai client: pip install openai") from None
     key = os.environ.get("OPENAI_API_KEY") or "none"  # many local servers take any
     client = openai.OpenAI(base_url=url, api_key=key, max_retries=RETRIES, timeout=120)
 

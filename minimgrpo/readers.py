@@ -2,7 +2,7 @@
 
 Text, CSV, JSON and the like are shown as they are, HTML without its tags, a workbook sheet by sheet with a tab between
 cells (the values that were saved, not the formulas), a PDF page by page. Workbooks and PDFs need
-``pip install minimgrpo[files]`` (openpyxl, pypdf). Pictures, sound and archives are not read, and the agent is told so.
+``pip install -e ".[files]"`` (openpyxl, pypdf). Pictures, sound and archives are not read, and the agent is told so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def lacking(files: dict[str, Path]) -> str:
     for name, path in files.items():
         library = LIBRARIES.get(path.suffix.lower())
         if library and importlib.util.find_spec(library) is None:
-            return f"The attachment {name} needs {library}: pip install 'minimgrpo[files]'."
+            return f"The attachment {name} needs {library}: pip install {library}."
     return ""
 
 

@@ -86,8 +86,8 @@ def read_config(root: Path) -> dict:
         config = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(config["task_ids"], list) or not isinstance(config["config_hash"], str):
             raise ValueError("not an evaluation's")
-    except (ValueError, TypeError, KeyError) as error:
-        raise LogError(f"{path} is damaged or no evaluation's ({error!r}): choose another folder") from None
+    except (ValueError, TypeError, KeyError):
+        raise LogError(f"{path} is damaged or not an evaluation's: name the --out of one") from None
     return config
 
 

@@ -74,7 +74,9 @@ def load(role: str, root: Path, config: Config) -> Server:
     policy = train.load_policy(config, device, (role,))
     print(f"{role}: {describe(policy)}", flush=True)
     if role == "planner":
-        return PlannerServer(config, policy, RunLog(root), tasks.load_questions("train"))
+        questions = tasks.load_questions("train")
+        train.refuse_no_room(policy, questions, config)
+        return PlannerServer(config, policy, RunLog(root), questions)
     keys = metrics.keys(tasks.load_questions("train"))  # to measure its queries, nothing else of the questions
     return ExecutorServer(config, policy, RunLog(root), Tools(tasks.load_pages()), train.expert_of(config), keys)
 

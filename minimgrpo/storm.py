@@ -7,7 +7,6 @@ A server takes seconds to start, so 200 kills take a while; the tests do the sam
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import shutil
@@ -102,10 +101,12 @@ def one_run(config: Config, folder: Path, kills: int, draws: random.Random) -> C
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="minimgrpo.storm", description="Kill the two servers again and again.")
+    parser = display.Parser(prog="minimgrpo.storm", description="Kill the two servers again and again.")
     parser.add_argument("--kills", type=int, default=200, help="how many kills in all (200)")
     parser.add_argument("--seed", type=int, default=0, help="seeds the runs and the moments (0)")
     args = parser.parse_args(argv)
+    if args.kills < 1:
+        parser.error(f"at least 1 kill makes a storm, not {args.kills}")
     draws, total, seed = random.Random(args.seed), Counter(), args.seed
     folder = Path(tempfile.mkdtemp(prefix="storm-"))
     while (kills := total["planner"] + total["executor"]) < args.kills:

@@ -79,7 +79,7 @@ def load_questions(split: str = "train", path: str | Path | None = None) -> list
 def _rows(path: Path, texts: tuple[str, ...], others: tuple[str, ...] = ()) -> list[tuple[int, dict]]:
     """Line numbers and rows. Each has the columns ``texts`` (strings; the first is its key) and ``others``."""
     if not path.is_file():
-        raise DataError(f"{path} does not exist: check its name, or build the data again (data/README.md).")
+        raise DataError(f"{path} does not exist: check its name (the Atlas is built by data/atlas/build.py).")
     rows: list[tuple[int, dict]] = []
     seen: set[str] = set()
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):

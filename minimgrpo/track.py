@@ -1,6 +1,6 @@
 """Send what the steps measure to a tracker as well: ``python -m minimgrpo.train RUN --track tensorboard``.
 
-Optional (``pip install "minimgrpo[track]"``) and off unless asked for; all of it is in ``RUN/<role>/metrics.jsonl``
+Optional (``pip install -e ".[track]"``) and off unless asked for; all of it is in ``RUN/<role>/metrics.jsonl``
 anyway. Nothing here goes to the network by itself: TensorBoard writes to ``RUN/tensorboard``, trackio to its local
 database, and wandb to ``RUN/wandb``, offline, unless the environment variable WANDB_MODE says otherwise.
 

@@ -83,13 +83,15 @@ def refuse_existing(root: Path) -> None:
     """Raise LogError when a new run has no place at ``root``."""
     # a process that was killed at its very start leaves a .tmp file and no run
     if root.exists() and (not root.is_dir() or any(path.suffix != ".tmp" for path in root.iterdir())):
+        if not (root / "config.json").is_file():
+            raise LogError(f"{root} exists and is no run: choose another name for this one")
         raise LogError(f"{root} exists: continue that run with --resume, or choose another name for this one")
 
 
 def stored_config(root: Path, owner: type[Config] = Config) -> Config:
     """The config of the run in ``root``. Raises LogError when there is none, it is damaged, or of the other kind."""
     if not (root / "config.json").is_file():
-        raise LogError(f"there is no run to resume in {root}: leave out --resume to start one")
+        raise LogError(f"there is no run in {root}: check the name (a new run is started without --resume)")
     facts = log.read_config(root)
     if ("workflow" in facts) != (owner is WorkflowConfig):
         kind = f"the workflow {facts['workflow']}" if "workflow" in facts else "a planner and an executor"
@@ -109,6 +111,7 @@ def load_team(root: Path, config: Config, resume: bool) -> Team:
     torch.set_num_threads(config.threads)
     policy, executor_policy = load_policies(config)
     pages, questions = tasks.load_pages(), tasks.load_questions("train")
+    refuse_no_room(policy, questions, config)
     adapter = sum(p.numel() for p in policy.parameters("planner").values())
     print("\n".join(dict.fromkeys((describe(policy), describe(executor_policy)))))
     print(f"adapters planner and executor, {adapter / 1e6:.2f} M each; {len(pages)} pages, {len(questions)} questions")
@@ -126,6 +129,17 @@ def load_workflow(root: Path, config: WorkflowConfig, resume: bool) -> WorkflowT
     print(f"{config.workflow}: {', '.join(config.adapters)}; adapters: {', '.join(adapters)}; credit: {config.credit}")
     config = open_run(root, config, resume)
     return WorkflowTeam(config, policy, root, questions, Tools(pages), pages)
+
+
+def refuse_no_room(policy: Policy, questions: list, config: Config) -> None:
+    """Raise ModelError when no question and message fit into a conversation: no rollout would ever say a word."""
+    room, length = min(config.limits.context, policy.max_context), config.limits.length
+    shortest = min(len(policy.chat.open("planner", q.question)) for q in questions)
+    if shortest + length > room:
+        raise ModelError(
+            f"a conversation of {room} tokens has no room for the shortest question ({shortest} tokens) and a message "
+            f"({length}): make --context larger or --length smaller"
+        )
 
 
 def expert_of(config: Config) -> Expert:

@@ -471,3 +471,11 @@ def test_any_other_file_and_a_gguf_that_is_not_there_are_refused(tmp_path):
         Policy.load(str(tmp_path / "model.bin"))
     with pytest.raises(ModelError, match=r"there is no model 'models/small.gguf'"):
         Policy.load("models/small.gguf")
+
+
+def test_a_context_without_room_for_a_question_is_refused_before_anything_is_written(tmp_path, capsys):
+    assert train.main([str(tmp_path / "run"), "--context", "45"]) == 2
+    assert "has no room for the shortest question" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    assert train.main([str(tmp_path / "file")]) == 2
+    assert "exists and is no run" in capsys.readouterr().err

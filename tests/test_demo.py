@@ -231,12 +231,12 @@ def test_a_place_that_is_taken_or_cannot_be(flags, tmp_path, capsys):
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     for place in ("full", "full/thesis.txt"):
         assert demo.main([*flags, "--out", str(tmp_path / place)]) == 2
-        assert "--resume" in one_sentence(capsys)
+        assert "is no run: choose another name" in one_sentence(capsys)
     assert demo.main([*flags, "--out", str(tmp_path / "full/thesis.txt/run")]) == 2
     assert "Not a directory" in one_sentence(capsys)
     assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
     assert demo.main([*flags, "--resume", "--out", str(tmp_path / "none")]) == 2
-    assert "no run to resume" in one_sentence(capsys)
+    assert "there is no run in" in one_sentence(capsys)
 
 
 def test_a_resumed_run_keeps_its_config(whole, capsys):

@@ -107,7 +107,7 @@ def test_the_tool_pages_and_opens_nothing_else(tmp_path):
 
 def test_a_missing_library_is_one_sentence_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(readers.importlib.util, "find_spec", lambda name: None)
-    assert "a.pdf needs pypdf: pip install 'minimgrpo[files]'" in readers.lacking({"a.pdf": tmp_path / "a.pdf"})
+    assert "a.pdf needs pypdf: pip install pypdf" in readers.lacking({"a.pdf": tmp_path / "a.pdf"})
     assert readers.lacking({"a.txt": tmp_path / "a.txt"}) == ""
 
 

@@ -455,7 +455,7 @@ def test_the_first_config_stays(tmp_path, monkeypatch, links):
         (["planner", "RUN", "--patience", "nan"], "patience"),
         (["planner", "RUN", "--staleness", "-1"], "staleness"),
         (["planner", "RUN", "--model", "/nosuch/folder"], "/nosuch/folder"),
-        (["planner", "RUN", "--resume"], "no run to resume"),
+        (["planner", "RUN", "--resume"], "there is no run in"),
     ],
 )
 def test_nonsense_is_one_sentence_and_writes_nothing(bad, word, tmp_path, capsys):
