@@ -176,12 +176,34 @@ def execute(
 ) -> list[Trajectory]:
     """One executor trajectory per sub-task, in order."""
     trajectories = [Trajectory("executor", s.question_id, s.rollout, s.call) for s in sub_tasks]
-
-    def run_tools(_turn: int, calls: list[tuple[int, Call]]) -> list[ToolResult]:
-        return tools.run_many([(call.name, call.arguments) for _, call in calls])
-
-    converse(policy, trajectories, [s.task for s in sub_tasks], run_tools, limits, temperature, random, deadline)
+    users = [s.task for s in sub_tasks]
+    converse(policy, trajectories, users, answers_of(tools), limits, temperature, random, deadline)
     return trajectories
+
+
+def solve(
+    policy: Policy,
+    tools: Tools,
+    questions: list,
+    rollouts: int,
+    limits: Limits,
+    temperature: float,
+    random: torch.Generator,
+    deadline: float | None = None,
+) -> list[Trajectory]:
+    """``rollouts`` attempts of one agent alone, "solo", at each question, question by question.
+
+    It has the executor's tools and ends like the planner: all that it reads stands in one context.
+    """
+    trajectories = [Trajectory("solo", q.task_id, k) for q in questions for k in range(rollouts)]
+    users = [q.question for q in questions for _ in range(rollouts)]
+    converse(policy, trajectories, users, answers_of(tools), limits, temperature, random, deadline)
+    return trajectories
+
+
+def answers_of(tools: Tools) -> Callable[[int, list[tuple[int, Call]]], list[ToolResult]]:
+    """The tools as what ``converse`` asks for answers."""
+    return lambda _turn, calls: tools.run_many([(call.name, call.arguments) for _, call in calls])
 
 
 def report(trajectory: Trajectory) -> ToolResult:

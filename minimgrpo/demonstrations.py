@@ -16,6 +16,7 @@ import random
 from dataclasses import dataclass, field
 
 from minimgrpo import atlas, protocol
+from minimgrpo.tools import passage
 
 PLANNER_SHARES = {
     "question": {"puzzle": 0.36, "lookup": 0.20, "two-hop": 0.20, "calculation": 0.24},
@@ -61,6 +62,18 @@ class Message:
 class Demonstration:
     agent: str
     messages: list[Message] = field(default_factory=list)  # user, assistant, user (a tool's output), assistant, ...
+
+
+def name_pieces(tokenizer, pages: list[str]) -> list[str]:
+    """What invented names are made of: the vocabulary's words and word endings, and the pages' accented letters.
+
+    So every token that a real name is made of is met in invented ones; the first bases never met some of them there
+    (" Austria", " Islands") and could not copy them.
+    """
+    spelled = [tokenizer.convert_tokens_to_string([t]) for t in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
+    heads = {t.strip() for t in spelled if t.strip().isalpha() and t.strip()[0].isupper()}
+    tails = {t for t in spelled if t.isalpha() and t.isascii() and t == t.lower()}
+    return sorted(heads | tails | {c for page in pages for c in page if c.isalpha() and not c.isascii()})
 
 
 class Inventor:
@@ -130,10 +143,14 @@ class Inventor:
 
 
 class Demonstrator:
-    """Writes demonstrations. With ``mistakes=False`` every decision is the right one (for the probes and tests)."""
+    """Writes demonstrations. With ``mistakes=False`` every decision is the right one (for the probes and tests).
 
-    def __init__(self, rng: random.Random, pieces: list[str], mistakes: bool = True):
+    A search shows ``hits`` pages with ``sentences`` each, as ``tools.Tools(k=hits, sentences=sentences)`` does.
+    """
+
+    def __init__(self, rng: random.Random, pieces: list[str], mistakes: bool = True, hits: int = 1, sentences: int = 1):
         self.rng, self.invent, self.mistakes = rng, Inventor(rng, pieces), mistakes
+        self.hits, self.sentences = hits, sentences
 
     def demonstration(self) -> Demonstration:
         """One conversation; about half of them are the planner's."""
@@ -304,7 +321,7 @@ class Demonstrator:
         else:
             found = entity
         self._call(
-            demo, "search", self._hit(found, attribute), "query key" if found is entity else "", key, query=query
+            demo, "search", self._found(found, attribute), "query key" if found is entity else "", key, query=query
         )
         self._report_field(demo, kind, found, attribute)
 
@@ -345,10 +362,16 @@ class Demonstrator:
         else:
             self._report(demo, self.rng.choice((a, b)))
 
+    def _found(self, entity, attribute) -> str:
+        """What the search tool shows: the entity's page first, then others of its kind."""
+        others = [self.invent.entity(entity.kind) for _ in range(self.hits - 1)]
+        return "\n".join(self._hit(found, attribute) for found in (entity, *others))
+
     def _hit(self, entity, attribute) -> str:
-        """What the search tool shows for the entity's page: the sentence that states the attribute."""
-        sentences = [s for s in atlas.sentences(entity) if f"{attribute} " in s]
-        return f"{entity.name}: {sentences[0]} [id {self.rng.randint(1, 360)}]"
+        """One page of a search's result: the sentence that states the attribute, and what is shown around it."""
+        sentences = atlas.sentences(entity)
+        best = next(i for i, sentence in enumerate(sentences) if f"{attribute} " in sentence)
+        return f"{entity.name}: {passage(sentences, best, self.sentences)} [id {self.rng.randint(1, 360)}]"
 
     def _call(self, demo, tool, output, skill="", span="", **arguments):
         demo.messages.append(Message("assistant", protocol.call_text(tool, **arguments), skill, span))
@@ -384,7 +407,7 @@ class Demonstrator:
             if text.startswith(protocol.CALL):
                 cut = self.rng.choice((protocol.END_CALL, "}" + protocol.END_CALL))
                 text = text[: -len(cut)] + ("" if cut == protocol.END_CALL else protocol.END_CALL)
-            elif demo.agent == "planner":
+            elif demo.agent in protocol.ANSWERING:
                 text = text.removeprefix(protocol.ANSWER + " ")
             else:
                 text += protocol.END_CALL

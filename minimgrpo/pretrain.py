@@ -37,7 +37,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from minimgrpo import tasks
 from minimgrpo.chat import Chat
-from minimgrpo.demonstrations import Demonstration, Demonstrator, Message
+from minimgrpo.demonstrations import Demonstration, Demonstrator, Message, name_pieces
 from minimgrpo.policy import Policy, quiet
 from minimgrpo.protocol import ANSWER, ROLES, call_text
 
@@ -141,18 +141,6 @@ def train_tokenizer(pages: list[str], vocab_size: int, rng: random.Random) -> Pr
         clean_up_tokenization_spaces=False,
         model_max_length=1024,
     )
-
-
-def name_pieces(tokenizer, pages: list[str]) -> list[str]:
-    """What invented names are made of: the vocabulary's words and word endings, and the pages' accented letters.
-
-    So every token that a real name is made of is met in invented ones; the first bases never met some of them there
-    (" Austria", " Islands") and could not copy them.
-    """
-    spelled = [tokenizer.convert_tokens_to_string([t]) for t in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
-    heads = {t.strip() for t in spelled if t.strip().isalpha() and t.strip()[0].isupper()}
-    tails = {t for t in spelled if t.isalpha() and t.isascii() and t == t.lower()}
-    return sorted(heads | tails | {c for page in pages for c in page if c.isalpha() and not c.isascii()})
 
 
 def encode(chat: Chat, demo: Demonstration) -> tuple[list[int], list[int], list[tuple[str, int, int]]]:

@@ -40,7 +40,7 @@ from minimgrpo.policy import ModelError, Policy
 from minimgrpo.settle import settle_executor, settle_planner
 from minimgrpo.tools import ToolResult, Tools
 from minimgrpo.trajectory import Trajectory
-from minimgrpo.warmup import warm_up
+from minimgrpo.warmup import demonstrations, warm_up
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ class Server:
             print(f"{error}: the {self.role}'s update {version} is made again")
             shutil.rmtree(self.log.checkpoint(self.role, version))
         if lost and self.config.warmup:
-            warm_up(self.learner, self.config.warmup, self.config.seed)
+            warm_up(self.learner, demonstrations(self.role, self.config.warmup, self.config.seed))
             log.publish_folder(self.log.checkpoint(self.role, 0), self.learner.save)
         self._drop_old_checkpoints()
         rows = {row["step"]: row for row in log.read_metrics(self.log.metrics(self.role))}

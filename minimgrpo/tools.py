@@ -139,10 +139,13 @@ class Search:
         self.bm25 = bm25 or bm25_index(pages)
         self._page_words = functools.lru_cache(4096)(self._words_of)  # of pages that were found; a corpus may be large
 
-    def search(self, query: str, k: int = 1) -> list[Hit]:
-        """The best k pages, best first, equal scores in the order of the pages; only pages that share a word."""
-        if k < 1:
-            raise ValueError(f"k must be at least 1, not {k}.")
+    def search(self, query: str, k: int = 1, sentences: int = 1) -> list[Hit]:
+        """The best k pages, best first, equal scores in the order of the pages; only pages that share a word.
+
+        A hit shows ``sentences`` of its page: the one that fits best and those around it.
+        """
+        if k < 1 or sentences < 1:
+            raise ValueError(f"k and sentences must be at least 1, not {k} and {sentences}.")
         asked = list(dict.fromkeys(words(query)))
         ids = self.bm25.get_tokens_ids(asked)
         if not ids:
@@ -150,18 +153,36 @@ class Search:
         scores = self.bm25.get_scores_from_ids(ids)  # [pages]; bm25s' retrieve() is slower, and its ties in any order
         found = np.flatnonzero(scores > 0)
         best = found[np.argsort(-scores[found], kind="stable")[:k]].tolist()
-        return [Hit(self.pages[i].id, self.pages[i].title, self._snippet(i, asked), float(scores[i])) for i in best]
+        snippets = [self._snippet(i, asked, sentences) for i in best]
+        return [
+            Hit(self.pages[i].id, self.pages[i].title, snippet, float(scores[i]))
+            for i, snippet in zip(best, snippets, strict=True)
+        ]
 
-    def _snippet(self, i: int, asked: list[str]) -> str:
-        """The sentence of page i that shares most words with the query, without the title's; the first of several."""
+    def _snippet(self, i: int, asked: list[str], count: int) -> str:
+        """The sentence of page i that shares most words with the query, without the title's; the first of several.
+
+        With those around it if ``count`` asks for more than one.
+        """
         title, sentences = self._page_words(i)
         wanted = set(asked) - title
-        return max(sentences, key=lambda sentence: len(wanted & sentence[1]))[0][:SNIPPET_CHARS]
+        shared = [len(wanted & words) for _, words in sentences]
+        return passage([text for text, _ in sentences], shared.index(max(shared)), count)[: count * SNIPPET_CHARS]
 
     def _words_of(self, i: int) -> tuple[set[str], list[tuple[str, set[str]]]]:
         """The words of page i's title, and its sentences with theirs."""
         page = self.pages[i]
         return set(words(page.title)), [(s, set(words(s))) for s in SENTENCE_END.split(page.text.strip())]
+
+
+def passage(sentences: list[str], best: int, count: int) -> str:
+    """``count`` sentences in a row, number ``best`` in their middle, or as near to it as the page's ends allow.
+
+    >>> [passage(["A.", "B.", "C.", "D."], best, 3) for best in (0, 2, 3)]
+    ['A. B. C.', 'B. C. D.', 'B. C. D.']
+    """
+    start = max(0, min(best - count // 2, len(sentences) - count))
+    return " ".join(sentences[start : start + count])
 
 
 def bm25_index(pages: list[Page]) -> bm25s.BM25:
@@ -243,8 +264,8 @@ class Tools:
     """The three tools over one corpus; without pages search finds nothing. ValueError if two pages have the same id.
 
     page_chars: characters of a page in one visit; max_output: characters of a Python result; k: hits of one search;
-    bm25: the pages' index, if there is one already (``corpus.load``); files: attachments by name, which
-    a fourth tool reads; nothing else on the disk can be named.
+    sentences: what is shown of each; bm25: the pages' index, if there is one already (``corpus.load``); files:
+    attachments by name, which a fourth tool reads; nothing else on the disk can be named.
     """
 
     def __init__(
@@ -253,6 +274,7 @@ class Tools:
         page_chars: int = 2000,
         max_output: int = 500,
         k: int = 1,
+        sentences: int = 1,
         bm25: bm25s.BM25 | None = None,
         files: dict[str, Path] | None = None,
     ):
@@ -262,7 +284,7 @@ class Tools:
         self.by_id = {page.id: page for page in pages}
         if len(self.by_id) < len(pages):
             raise ValueError("Two pages have the same id, so that visit cannot tell them apart.")
-        self.page_chars, self.max_output, self.k = page_chars, max_output, k
+        self.page_chars, self.max_output, self.k, self.sentences = page_chars, max_output, k, sentences
 
     def run(self, name: str, arguments: dict) -> ToolResult:
         """One call, such as run("visit", {"id": "gh"})."""
@@ -270,7 +292,7 @@ class Tools:
         if fault:
             return ToolResult(_cut(fault, self.max_output), ok=False)
         if name == "search":
-            hits = self.index.search(arguments["query"], self.k) if self.index else []
+            hits = self.index.search(arguments["query"], self.k, self.sentences) if self.index else []
             lines = [f"{hit.title}: {hit.snippet} [id {hit.id}]" for hit in hits]
             return ToolResult("\n".join(lines) or "No results.", ok=True)
         if name == "visit":

@@ -70,14 +70,14 @@ def batches(trajectories: list[Trajectory], tokens: int) -> list[list[Trajectory
     return cut
 
 
-def warm_up(learner: Learner, count: int, seed: int) -> list[float]:
-    """Fine-tune the learner's adapter on ``count`` demonstrations -> the loss of each step (nats a token).
+def warm_up(learner: Learner, shown_to_it: list[Demonstration], lr: float = LR) -> list[float]:
+    """Fine-tune the learner's adapter on demonstrations of its role -> the loss of each step (nats a token).
 
-    Prints one line, which grows by the mean loss of each tenth of the steps. When it is interrupted the adapter is as
-    it was before.
+    ``lr`` is the learning rate at the start. Prints one line, which grows by the mean loss of each tenth of the steps.
+    When it is interrupted the adapter is as it was before.
     """
     policy, started = learner.policy, time.perf_counter()
-    encoded = [encode(policy.chat, demonstration) for demonstration in demonstrations(learner.role, count, seed)]
+    encoded = [encode(policy.chat, demonstration) for demonstration in shown_to_it]
     fitting = [t for t in encoded if len(t.token_ids) <= policy.max_context]
     steps = batches(fitting, min(BATCH, learner.objective.tokens))
     before = [parameter.detach().clone() for parameter in learner.parameters]
@@ -85,7 +85,7 @@ def warm_up(learner: Learner, count: int, seed: int) -> list[float]:
     shown = 0
     print(f"warm-up of the {learner.role}, {len(fitting)} demonstrations, loss", end="", flush=True)
     try:
-        for loss in _train(learner, steps):
+        for loss in _train(learner, steps, lr):
             losses.append(loss)
             if len(losses) * 10 // len(steps) > (len(losses) - 1) * 10 // len(steps):
                 print(f" {sum(losses[shown:]) / len(losses[shown:]):.2f}", end="", flush=True)
@@ -100,13 +100,13 @@ def warm_up(learner: Learner, count: int, seed: int) -> list[float]:
     return losses
 
 
-def _train(learner: Learner, steps: list[list[Trajectory]]) -> Iterator[float]:
+def _train(learner: Learner, steps: list[list[Trajectory]], lr: float) -> Iterator[float]:
     """One optimizer step for each batch -> its loss."""
     policy, role = learner.policy, learner.role
     optimizer = torch.optim.Adam(learner.parameters, betas=(0.9, 0.95))
     policy.model.eval()  # as in an update: no dropout
     for number, batch in enumerate(steps):
-        optimizer.param_groups[0]["lr"] = LR * (1 - number / len(steps))
+        optimizer.param_groups[0]["lr"] = lr * (1 - number / len(steps))
         logprobs, mask = policy.score(role, [t.token_ids for t in batch], [t.mask for t in batch])
         optimizer.zero_grad(set_to_none=True)
         (-logprobs.sum()).backward()  # the sum: its mean follows in float32 (see learner)

@@ -106,7 +106,7 @@ def adapters(policy):
 def test_the_loss_falls_and_only_the_adapter_of_the_role_moves(fresh, role, capsys):
     learner = fresh(role)
     before = adapters(learner.policy)
-    losses = warm_up(learner, 60, seed=0)
+    losses = warm_up(learner, demonstrations(role, 60, seed=0))
     assert sum(losses[-4:]) / 4 < sum(losses[:4]) / 4 - 0.1
     mine = set(learner.policy.parameters(role))
     for name, value in adapters(learner.policy).items():
@@ -119,7 +119,7 @@ def test_the_loss_falls_and_only_the_adapter_of_the_role_moves(fresh, role, caps
 
 def test_the_loss_is_the_mean_surprise_of_the_agents_own_tokens(fresh):
     learner = fresh(tokens=10**6)
-    [first] = warm_up(learner, 5, seed=0)
+    [first] = warm_up(learner, demonstrations("planner", 5, seed=0))
     policy = fresh().policy
     total = count = 0
     for demo in demonstrations("planner", 5, seed=0):
@@ -134,8 +134,8 @@ def test_the_loss_is_the_mean_surprise_of_the_agents_own_tokens(fresh):
 
 
 def test_on_a_float16_base_it_trains_the_same(fresh):
-    exact = warm_up(fresh(quantize="none"), 30, seed=0)
-    half = warm_up(fresh(quantize="none", dtype="float16"), 30, seed=0)
+    exact = warm_up(fresh(quantize="none"), demonstrations("planner", 30, seed=0))
+    half = warm_up(fresh(quantize="none", dtype="float16"), demonstrations("planner", 30, seed=0))
     assert half == pytest.approx(exact, abs=0.05)
 
 
@@ -144,7 +144,7 @@ def test_a_loss_that_is_not_finite_stops_it(fresh):
     with torch.no_grad():
         learner.parameters[0].fill_(torch.inf)
     with pytest.raises(FloatingPointError, match=r"planner's loss is not finite in step 1 of the warm-up"):
-        warm_up(learner, 5, seed=0)
+        warm_up(learner, demonstrations("planner", 5, seed=0))
 
 
 def test_when_it_is_interrupted_the_adapter_is_as_before_and_again_it_comes_to_the_same(fresh, monkeypatch):
@@ -159,10 +159,12 @@ def test_when_it_is_interrupted_the_adapter_is_as_before_and_again_it_comes_to_t
 
     monkeypatch.setattr(Policy, "score", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        warm_up(learner, 20, seed=0)
+        warm_up(learner, demonstrations("planner", 20, seed=0))
     assert all(torch.equal(value, before[name]) for name, value in adapters(learner.policy).items())
     other = fresh()
-    assert warm_up(learner, 20, seed=0) == warm_up(other, 20, seed=0)
+    assert warm_up(learner, demonstrations("planner", 20, seed=0)) == warm_up(
+        other, demonstrations("planner", 20, seed=0)
+    )
     assert all(torch.equal(v, adapters(other.policy)[name]) for name, v in adapters(learner.policy).items())
 
 
