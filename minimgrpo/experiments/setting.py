@@ -1,7 +1,7 @@
 """One run, described completely: what is trained, on what, how it is rewarded and aligned, and how it is examined.
 
 Two runs with equal settings are the same run. So a run is remembered under the ``key`` of its setting, and the
-experiments share it: the co-trained arm is also the paper's reward mix, D_max = 4, staleness 0 and the mixed curriculum.
+experiments share it: the co-trained arm is also the paper's reward mix, D_max = 4, staleness 0, the mixed curriculum.
 """
 
 from __future__ import annotations
@@ -44,8 +44,12 @@ class Setting:
     "how much each executor trajectory counts: one of weights.ALIGNMENTS"
     curriculum: str = "mixed"
     "which questions come when: one of CURRICULA"
-    load: int = 1
-    "context load: the pages that one search shows"
+    hits: int = 1
+    "context load: the pages that a search shows"
+    sentences: int = 1
+    "context load: the sentences that it shows of each"
+    demonstrations: int = 1500
+    "what an adapter is fine-tuned on first that meets what its base never saw (``warmed``)"
     split: str = "test"
     "the questions of the final examination"
     examined: int = 160
@@ -62,6 +66,13 @@ class Setting:
                 raise ValueError(f"{name} is one of {', '.join(known)}, not {value!r}")
         if unknown := set(self.trains) - set(TEAMS[self.team]):
             raise ValueError(f"{self.team} has no adapter {', '.join(sorted(unknown))} to train")
+
+    @property
+    def warmed(self) -> tuple[str, ...]:
+        """The adapters that start from demonstrations: the base saw neither one agent alone nor fuller search results."""
+        if self.team == "solo":
+            return ("solo",)
+        return ("executor",) if self.team == "team" and (self.hits, self.sentences) != (1, 1) else ()
 
     @property
     def seed(self) -> int:
@@ -83,7 +94,7 @@ class Setting:
     def key(self) -> str:
         """Equal for equal settings, different for different ones.
 
-        >>> Setting().key == Setting(load=1).key, Setting().key == Setting(load=2).key
+        >>> Setting().key == Setting(hits=1).key, Setting().key == Setting(hits=2).key
         (True, False)
         """
         return hashlib.sha256(json.dumps(self.facts(), sort_keys=True).encode()).hexdigest()[:16]

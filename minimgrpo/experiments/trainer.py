@@ -6,21 +6,29 @@ For the settings that both know, both make the same updates to the bit (a test h
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import io
 import random
 import time
+from pathlib import Path
 
 import torch
 
-from minimgrpo import agents, metrics
+from minimgrpo import agents, log, metrics, solo, tasks
 from minimgrpo.agents import SubTask, generator
+from minimgrpo.demonstrations import Demonstrator, name_pieces
 from minimgrpo.experiments.graders import EXPERTS
-from minimgrpo.experiments.setting import TEAMS, Setting
+from minimgrpo.experiments.setting import TEAMS, VERSION, Setting
 from minimgrpo.experiments.weights import ALIGNMENTS
-from minimgrpo.learner import Learner
+from minimgrpo.learner import Learner, Objective
 from minimgrpo.policy import Policy
 from minimgrpo.settle import reward_planner, settle_executor, settle_planner
 from minimgrpo.tools import ToolResult, Tools
 from minimgrpo.trajectory import Trajectory
+from minimgrpo.warmup import warm_up
+
+WARM_LR = 3e-3
 
 KEPT = ("reward", "format", "flat", "entropy", "staleness", "trained", "trained_tokens", "grad_norm", "clip_fraction")
 KEPT += ("ratio_max", "correct", "puzzle_delegation", "lookup_delegation", "calls", "query_specificity", "expert")
@@ -40,16 +48,15 @@ class OneAdapter:
 
 
 class Run:
-    """A run of ``setting`` from fresh adapters on. ``questions`` are those of training."""
+    """A run of ``setting`` from the adapters of ``policy`` on. ``questions`` are those of training."""
 
-    def __init__(self, setting: Setting, pages: list, questions: list, policy: Policy | None = None):
-        torch.set_num_threads(1)  # float sums depend on it, and runs are made side by side
+    def __init__(self, setting: Setting, pages: list, questions: list, policy: Policy):
         config = self.config = setting.config
         self.setting, self.questions = setting, questions
         roles = TEAMS[setting.team]
-        self.policy = policy or load_policy(setting)
+        self.policy = policy
         self.agents = OneAdapter(self.policy, "shared") if setting.team == "shared" else self.policy
-        self.tools = Tools(pages, k=setting.load)
+        self.tools = Tools(pages, k=setting.hits, sentences=setting.sentences)
         self.expert = EXPERTS[setting.expert](questions)
         self.keys = metrics.keys(questions)
         self.learners = {
@@ -89,7 +96,7 @@ class Run:
         return draws.sample(pool, min(self.config.questions, len(pool)))
 
     def play(self, step: int) -> tuple[list[Trajectory], list[Trajectory]]:
-        """K attempts at each of the step's questions, settled -> the planner's (or the solo agent's), the executor's."""
+        """K attempts at each of the step's questions, settled -> the planner's (or solo's), the executor's."""
         config, questions = self.config, self.chosen(step)
         draws, executed = generator(config.seed, step, "planner"), []
 
@@ -130,12 +137,40 @@ class Run:
         self.history.append({"step": step, "seconds": round(seconds, 2), **lines})
 
 
-def load_policy(setting: Setting) -> Policy:
-    """The setting's base with fresh adapters."""
-    config = setting.config
-    return Policy.load(
-        config.model, config.quantize, config.rank, config.alpha, seed=config.seed, roles=TEAMS[setting.team]
-    )
+def load_policy(setting: Setting, pages: list, folder: Path) -> Policy:
+    """The setting's base with fresh adapters; those that start from demonstrations are read from ``folder``, or made.
+
+    These demonstrations have the mistakes of the base's, and are the same for every seed, as the base is.
+    """
+    config, roles = setting.config, TEAMS[setting.team]
+    policy = Policy.load(config.model, config.quantize, config.rank, config.alpha, seed=config.seed, roles=roles)
+    for role in setting.warmed:
+        facts = (VERSION, config.model, config.quantize, config.rank, config.alpha)
+        name = hashlib.sha256(repr((*facts, *warm_start(setting, role))).encode()).hexdigest()[:16]
+        path = folder / f"{role}-{name}"
+        if not path.exists():
+            made = Policy.load(config.model, config.quantize, config.rank, config.alpha, seed=0, roles=roles)
+            learner = Learner(made, role, Objective())
+            with contextlib.redirect_stdout(io.StringIO()):  # it tells of its progress
+                warm_up(learner, shown_first(made, pages, setting, role), WARM_LR)
+            log.publish_folder(path, lambda temporary: made.save_adapter(role, temporary))  # noqa: B023
+        policy.load_adapter(role, path)
+    return policy
+
+
+def warm_start(setting: Setting, role: str) -> tuple:
+    """What decides about a warm start, so that runs share it."""
+    return role, setting.demonstrations, setting.hits, setting.sentences
+
+
+def shown_first(policy: Policy, pages: list, setting: Setting, role: str) -> list:
+    """The demonstrations of a warm start."""
+    shown = {"hits": setting.hits, "sentences": setting.sentences}
+    if role == "solo":
+        return solo.demonstrations(policy.chat.tokenizer, pages, setting.demonstrations, 0, **shown)
+    pieces = name_pieces(policy.chat.tokenizer, [page.text for page in pages])
+    demonstrator = Demonstrator(random.Random(f"0 {role}"), pieces, **shown)
+    return [demonstrator.executor() for _ in range(setting.demonstrations)]
 
 
 def examine(run: Run, questions: list, temperature: float) -> dict:
@@ -174,12 +209,14 @@ def examine(run: Run, questions: list, temperature: float) -> dict:
     }
 
 
-def perform(setting: Setting, pages: list, training: list, examination: list) -> dict:
-    """The whole run -> everything that is remembered of it."""
+def perform(setting: Setting, folder: Path) -> dict:
+    """The whole run -> everything that is remembered of it. Warm starts are kept in ``folder``."""
     started, cpu = time.perf_counter(), time.process_time()
-    run = Run(setting, pages, training)
+    torch.set_num_threads(1)  # float sums depend on it, and runs are made side by side
+    pages = tasks.load_pages()
+    run = Run(setting, pages, tasks.load_questions("train"), load_policy(setting, pages, folder))
     run.train()
-    questions = examination[: setting.examined]
+    questions = tasks.load_questions(setting.split)[: setting.examined]
     found = {name: examine(run, questions, temperature) for name, temperature in (("sampled", 1.0), ("greedy", 0.0))}
     return {
         "setting": setting.facts(),

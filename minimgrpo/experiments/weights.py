@@ -27,7 +27,7 @@ def shared_out(counts: Sequence[int], d_max: int, seed: str) -> list[list[float]
     >>> shared_out([2, 0, 1], 4, "")
     [[0.5, 0.5], [], [1.0]]
     """
-    return [[1.0 / d] * d for d in counts]
+    return [[1.0 / d for _ in range(d)] for d in counts]
 
 
 ALIGNMENTS: dict[str, Align] = {"align": align, "none": unaligned, "1/d": shared_out}

@@ -1,0 +1,178 @@
+"""What an alignment does to the executor's gradient, on fixed questions and a fixed policy: no training.
+
+The same questions are rolled out again and again. At ratio 1 the executor's gradient is a weighted mean of one gradient
+for each trajectory, g = -sum_c w_c A_c s_c / sum_c w_c n_c (s_c: gradient of the log-prob of its n_c tokens). So the s_c
+are computed once and every alignment is a product with them. Reported for each alignment:
+
+* noise: trace of the covariance of g over the batches, divided by the squared length of the mean gradient, which is
+  estimated without bias as (|mean|^2 - trace / batches); lower is better, and comparable whatever the gradients' length;
+* draws: the share of that trace that comes from the random choice of duplicates and of what is dropped, which is what
+  is left when the rollouts are held fixed;
+* cosine: the direction of its mean gradient against that of no alignment.
+
+And on one batch: the largest difference between the gradient with weights and that of the batch written out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from minimgrpo import agents, tasks
+from minimgrpo.agents import generator
+from minimgrpo.alignment import align
+from minimgrpo.experiments.setting import Setting
+from minimgrpo.experiments.trainer import Run, load_policy
+from minimgrpo.experiments.weights import ALIGNMENTS
+from minimgrpo.settle import grouped, settle_executor, settle_planner
+from minimgrpo.trajectory import Trajectory
+
+ARMS = {"D = 1": (align, 1), "D = 2": (align, 2), "D = 4": (align, 4), "D = 8": (align, 8)}
+ARMS |= {"none": (ALIGNMENTS["none"], 1), "1/d": (ALIGNMENTS["1/d"], 1)}
+BATCHES, DRAWS, STEPS, QUESTIONS = 16, 8, 8, 8
+"""Batches, alignments drawn for each, steps of training before (the first gradients are all format), questions."""
+
+
+def variance(base: Setting, folder: Path, quick: bool = False) -> dict:
+    """Measure it -> {"table": (header, rows), "noise": arm -> value, ...}, all plain values."""
+    torch.set_num_threads(1)
+    batches, draws, steps = (3, 2, 1) if quick else (BATCHES, DRAWS, STEPS)
+    setting = replace(base, config=replace(base.config, seed=1000))
+    pages = tasks.load_pages()
+    questions = tasks.load_questions("train")
+    run = Run(setting, pages, questions, load_policy(setting, pages, folder))
+    for step in range(1, steps + 1):
+        run.step(step)
+    hard = [q for q in questions if q.level > 1]  # where one rollout calls once, another three times
+    asked = random.Random("variance").sample(hard, 3 if quick else QUESTIONS)
+    sums = {arm: _Moments() for arm in ARMS}
+    counts: list[int] = []
+    literal = None
+    for batch in range(batches):
+        executed, correct = roll_out(run, asked, batch)
+        gradients = {id(t): one_gradient(run, t) for t in executed}
+        calls = grouped(executed)
+        counts += [sum(t.rollout == k for t in group) for group in calls.values() for k in range(run.config.rollouts)]
+        for arm, (how, d_max) in ARMS.items():
+            found = []
+            for draw in range(draws if how is align else 1):
+                settle_executor(executed, correct, run.expert, d_max, f"variance {batch} {draw}", align=how)
+                found.append(combined(executed, gradients))
+            sums[arm].add(torch.stack(found))
+        if literal is None:
+            literal = against_literal(run, executed, correct)
+    direction = sums["none"].mean()
+    measured = {
+        arm: {**moments.measured(), "cosine": float(torch.cosine_similarity(moments.mean(), direction, dim=0))}
+        for arm, moments in sums.items()
+    }
+    measured = {arm: {name: round(value, 4) for name, value in row.items()} for arm, row in measured.items()}
+    header = ["gradient's", "noise", "draws' share", "cosine to none"]
+    rows = [[arm, f"{m['noise']:.2f}", f"{m['draws']:.2f}", f"{m['cosine']:.3f}"] for arm, m in measured.items()]
+    return {
+        "table": (header, rows),
+        "measured": measured,
+        "batches": batches,
+        "draws": draws,
+        "steps_before": steps,
+        "calls": [counts.count(d) for d in range(max(counts, default=0) + 1)],
+        "largest_difference_to_literal_duplicates": literal,
+    }
+
+
+class _Moments:
+    """Gradients of many batches, each with several draws of the alignment."""
+
+    def __init__(self):
+        self.means: list[torch.Tensor] = []
+        self.all: list[torch.Tensor] = []
+        self.within: list[float] = []
+
+    def add(self, draws: torch.Tensor) -> None:
+        """draws: [draws of the alignment, parameters], the gradients of one batch."""
+        self.means.append(draws.mean(0))
+        self.within.append(float(draws.var(0).sum()) if len(draws) > 1 else 0.0)
+        self.all.append(draws[0])
+
+    def mean(self) -> torch.Tensor:
+        return torch.stack(self.means).mean(0)
+
+    def measured(self) -> dict[str, float]:
+        """Noise and the draws' share (see the module's docstring)."""
+        between = float(torch.stack(self.means).var(0).sum())  # of the draws' means: holds within / draws as well
+        draws = sum(self.within) / len(self.within)
+        number = DRAWS if any(self.within) else 1
+        trace = between - draws / number + draws
+        signal = float(self.mean().square().sum()) - between / len(self.means)
+        return {"noise": trace / max(signal, 1e-12), "draws": draws / trace, "trace": trace}
+
+
+def roll_out(run: Run, questions: list, batch: int) -> tuple[list[Trajectory], dict[tuple[str, int], float]]:
+    """K attempts at each question -> the executor's trajectories (in settlement's order) and every outcome."""
+    config, executed = run.config, []
+
+    def delegate(turn: int, sub_tasks: list) -> list:
+        own = generator("variance", batch, "executor", turn)
+        done = agents.execute(run.agents, run.tools, sub_tasks, config.limits, config.temperature, own)
+        executed.extend(done)
+        return [agents.report(t) for t in done]
+
+    draws = generator("variance", batch, "planner")
+    planned = agents.plan(run.agents, questions, config.rollouts, delegate, config.limits, config.temperature, draws)
+    settle_planner(planned, questions)
+    executed.sort(key=lambda t: (t.question_id, t.rollout, t.call))
+    return executed, {(t.question_id, t.rollout): t.reward_parts["correct"] for t in planned}
+
+
+def one_gradient(run: Run, trajectory: Trajectory) -> torch.Tensor:
+    """The gradient of the summed log-prob of what the trajectory's agent wrote, [parameters]."""
+    logprobs, _ = run.policy.score("executor", [trajectory.token_ids], [trajectory.mask], run.config.temperature)
+    parameters = run.learners["executor"].parameters
+    return torch.cat([g.flatten() for g in torch.autograd.grad(logprobs.sum(), parameters)])
+
+
+def combined(executed: list[Trajectory], gradients: dict[int, torch.Tensor]) -> torch.Tensor:
+    """The loss's gradient at ratio 1, from those of its trajectories, advantages and copies."""
+    tokens = sum(t.copies * t.sampled for t in executed)
+    return sum(-t.copies * t.advantage * gradients[id(t)] for t in executed if t.copies and t.advantage) / tokens
+
+
+def against_literal(run: Run, executed: list[Trajectory], correct: dict) -> float:
+    """The largest difference of any parameter's gradient, weights against a batch written out, over their largest."""
+    settle_executor(executed, correct, run.expert, 4, "variance literal")
+    literal = [replace(t, copies=1) for t in executed for _ in range(t.copies)]
+    both = [learned_gradient(run, batch) for batch in (executed, literal)]
+    return float((both[0] - both[1]).abs().max() / both[0].abs().max())
+
+
+def learned_gradient(run: Run, trajectories: list[Trajectory]) -> torch.Tensor:
+    """What the learner's own loss gives, [parameters]; the adapter stays as it is."""
+    learner = run.learners["executor"]
+    used = sorted((t for t in trajectories if t.copies and t.advantage), key=lambda t: len(t.token_ids))
+    kept = [t for t in trajectories if t.copies and t.sampled]
+    learner.optimizer.zero_grad(set_to_none=True)
+    run.policy.use("executor")
+    learner._accumulate(used, learner._normalizer(kept), learner._tokens(kept))
+    gradient = torch.cat([p.grad.flatten().clone() for p in learner.parameters])
+    learner.optimizer.zero_grad(set_to_none=True)
+    return gradient
+
+
+def draw_variance(found: dict) -> Callable:
+    """A panel for the study's figure."""
+
+    def panel(axis) -> None:
+        arms = list(found["measured"])
+        noise = [found["measured"][arm]["noise"] for arm in arms]
+        drawn = [found["measured"][arm]["noise"] * found["measured"][arm]["draws"] for arm in arms]
+        axis.barh(arms, noise, color="C0", label="rollouts")
+        axis.barh(arms, drawn, color="C1", label="draws of the alignment")
+        axis.invert_yaxis()
+        axis.set_xlabel("gradient noise: trace of covariance / |mean|^2")
+        axis.legend(fontsize="x-small")
+
+    return panel
