@@ -19,7 +19,7 @@ from pathlib import Path
 from minimgrpo import display
 
 with display.interruptible():  # torch and transformers take seconds to import
-    from minimgrpo import log, tasks
+    from minimgrpo import tasks
     from minimgrpo.base import ModelError
     from minimgrpo.chat import ChatError
     from minimgrpo.experiments import pool, show
@@ -109,7 +109,7 @@ def carry_out(study: Study, base: Setting, seeds: int, jobs: int, out: Path, qui
         "reproduce": again,
         "seeds": list(range(seeds)),
         "base_setting": base.facts(),
-        "verdict": f"paired by seed; Student's 95 % interval of the difference; '=' within {MARGIN}; p: exact sign-flip",
+        "verdict": f"paired by seed; Student's 95 % interval of the difference; '=' within {MARGIN}; p: sign-flip test",
         "note": study.note,
     }
     print()

@@ -69,7 +69,7 @@ class Setting:
 
     @property
     def warmed(self) -> tuple[str, ...]:
-        """The adapters that start from demonstrations: the base saw neither one agent alone nor fuller search results."""
+        """Adapters that start from demonstrations: the base saw neither one agent alone nor fuller search results."""
         if self.team == "solo":
             return ("solo",)
         return ("executor",) if self.team == "team" and (self.hits, self.sentences) != (1, 1) else ()

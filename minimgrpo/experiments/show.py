@@ -17,26 +17,34 @@ def judged(study: Study, results: Results) -> list[Found]:
     """What was found about each of the study's claims, in order."""
     found = []
     for claim in study.claims:
-        a, b = ([MEASURES[measure](r) for r in results[arm]] for arm, measure in (claim.a, claim.b))
-        found.append(judge(a, b, claim.relation))
+        found.append(judge(values(results, claim.a), values(results, claim.b), claim.relation))
+    return found
+
+
+def values(results: Results, side: tuple[str, ...]) -> list[float]:
+    """One side of a claim, for each seed (see ``studies.Claim``)."""
+    arm, measure, *other = side
+    found = [MEASURES[measure](run) for run in results[arm]]
+    if other:
+        return [x - MEASURES[measure](run) for x, run in zip(found, results[other[0]], strict=True)]
     return found
 
 
 def table(study: Study, results: Results) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: an arm's mean over the seeds and, for accuracies, its 95 % interval. Shares in percent."""
+    """Header and rows: an arm's mean over the seeds; accuracies ± half of the 95 % interval. Shares in percent."""
     rows = []
     for arm, runs in results.items():
         cells = []
         for name in study.columns:
-            values = [MEASURES[name](run) for run in runs]
-            if any(value is None for value in values):
+            found = [MEASURES[name](run) for run in runs]
+            if any(value is None for value in found):
                 cells.append("-")
                 continue
             unit = 1 if name in NUMBERS else 100
-            text = f"{unit * statistics.mean(values):.{int(name in NUMBERS)}f}"
+            mean, low, _ = t_interval([unit * value for value in found])
+            text = f"{mean:.{int(name in NUMBERS)}f}"
             if name in ("T=1", "greedy"):
-                _, low, high = (100 * min(1, max(0, x)) for x in t_interval(values))
-                text += f" [{low:.0f}, {high:.0f}]"
+                text += f" ±{mean - low:.0f}"
             cells.append(text)
         rows.append([arm, *cells])
     return [study.name, *study.columns], rows

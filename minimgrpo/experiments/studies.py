@@ -16,11 +16,14 @@ SMOOTH = 3  # steps that a point of a curve, a start or an end is the mean of
 
 @dataclass(frozen=True)
 class Claim:
-    """``a relation b`` for two (arm, measure); ``verdicts.judge`` decides."""
+    """``a relation b`` for two (arm, measure); ``verdicts.judge`` decides.
+
+    With a third part, (arm, measure, other arm), it is about the arm's lead over the other.
+    """
 
     text: str
-    a: tuple[str, str]
-    b: tuple[str, str]
+    a: tuple[str, ...]
+    b: tuple[str, ...]
     relation: str = ">"
 
 
@@ -105,7 +108,7 @@ MEASURES: dict[str, Measure] = {
     "puzzle": _found("sampled", "kinds", "puzzle"),
     "lookup": _found("sampled", "kinds", "lookup"),
     "two-hop": _found("sampled", "kinds", "two-hop"),
-    "calculation": _found("sampled", "kinds", "calculation"),
+    "calc": _found("sampled", "kinds", "calculation"),
     "format": _found("sampled", "format"),
     "specific": _found("sampled", "query_specificity"),
     "own expert": _found("sampled", "expert"),
@@ -114,8 +117,8 @@ MEASURES: dict[str, Measure] = {
     "words": _found("sampled", "report_words"),
     "calls": _found("sampled", "calls"),
     "context": _found("sampled", "context"),
-    "tokens, k": lambda result: (result["tokens"]["sampled"] + result["tokens"]["read"]) / 1000,
-    "trained, k": lambda result: result["tokens"]["trained"] / 1000,
+    "k tokens": lambda result: (result["tokens"]["sampled"] + result["tokens"]["read"]) / 1000,
+    "k trained": lambda result: result["tokens"]["trained"] / 1000,
     "format at 90 %": lambda result: reached_level(curve(result, "format")),
     "accuracy at 90 %": lambda result: reached_level(curve(result, "correct")),
     "format's rise": lambda result: reached(curve(result, "format")),
@@ -129,7 +132,7 @@ MEASURES: dict[str, Measure] = {
 }
 """Name -> how it is read from a run's result. Steps count from 1; shares lie in [0, 1]."""
 
-NUMBERS = {"tokens, k", "trained, k", "words", "calls", "context"} | {n for n in MEASURES if "90 %" in n or "rise" in n}
+NUMBERS = {"k tokens", "k trained", "words", "calls", "context"} | {n for n in MEASURES if "90 %" in n or "rise" in n}
 """Those that are numbers; all others are shares, shown in percent."""
 
 
@@ -168,7 +171,7 @@ STUDIES = (
             "executor only": _with(trains=("executor",)),
             "one shared adapter": _with(team="shared", trains=("shared",)),
             "single agent": _with(**_SOLO),
-            "single agent, untrained": _with(steps=0, **_SOLO),
+            "single, untrained": _with(steps=0, **_SOLO),
         },
         (
             *_two("co-trained > planner only", CO, "planner only"),
@@ -177,18 +180,7 @@ STUDIES = (
             *_two("co-trained > executor only (ours)", CO, "executor only"),
             *_two("co-trained > one shared adapter (ours)", CO, "one shared adapter"),
         ),
-        (
-            "T=1",
-            "greedy",
-            "puzzle",
-            "lookup",
-            "two-hop",
-            "calculation",
-            "format",
-            "specific",
-            "tokens, k",
-            "trained, k",
-        ),
+        ("T=1", "greedy", "puzzle", "lookup", "two-hop", "calc", "specific", "k tokens"),
     ),
     Study(
         "rewards",
@@ -216,7 +208,7 @@ STUDIES = (
             *_two("accurate expert: the planner's term is redundant", "mix, accurate", "accurate only", "="),
             *_two("mix with the rubric > planner's outcome alone", "mix, rubric", "planner only"),
         ),
-        ("T=1", "greedy", "specific", "own expert", "superficial", "true reports", "words", "tokens, k"),
+        ("T=1", "greedy", "specific", "own expert", "superficial", "true reports", "words", "k tokens"),
     ),
     Study(
         "staleness",
@@ -234,7 +226,7 @@ STUDIES = (
             *_two("without alignment: synchronised > 4 steps stale", "0, not aligned", "4, not aligned"),
             *_two("4 steps stale: aligned > not aligned", "4, aligned", "4, not aligned"),
         ),
-        ("T=1", "greedy", "two-hop", "calculation", "specific", "tokens, k"),
+        ("T=1", "greedy", "two-hop", "calc", "specific", "k tokens"),
         note="Staleness n: the executor makes the update from a step n steps later; the planner is synchronised.",
     ),
     Study(
@@ -254,7 +246,7 @@ STUDIES = (
             *_two("D = 4 > 1/d", "D = 4", "1/d"),
             *_two("D = 8 = D = 4", "D = 8", "D = 4", "="),
         ),
-        ("T=1", "greedy", "two-hop", "calculation", "specific", "trained, k"),
+        ("T=1", "greedy", "two-hop", "calc", "specific", "k trained"),
     ),
     Study(
         "curriculum",
@@ -273,7 +265,7 @@ STUDIES = (
             ),
             *_two("easy first > mixed (ours)", "easy, then hard", "mixed"),
         ),
-        ("T=1", "greedy", "hard, T=1", "puzzle", "lookup", "format", "tokens, k"),
+        ("T=1", "greedy", "hard, T=1", "puzzle", "lookup", "format", "k tokens"),
         note="Easy: level 1 for the first third of the steps; hard: levels 2 and 3.",
     ),
     Study(
@@ -314,8 +306,16 @@ STUDIES = (
             claim
             for load in LOADS
             for claim in _two(f"at {load}: team > single agent", f"team, {load}", f"single, {load}")
+        )
+        + tuple(
+            Claim(
+                f"the team's lead is larger at 3 x 3 than at 1 x 1 (ours) ({way})",
+                ("team, 3 x 3", way, "single, 3 x 3"),
+                ("team, 1 x 1", way, "single, 1 x 1"),
+            )
+            for way in ("T=1", "greedy")
         ),
-        ("T=1", "greedy", "lookup", "two-hop", "calculation", "context", "tokens, k"),
+        ("T=1", "greedy", "lookup", "two-hop", "calc", "context", "k tokens"),
         note="Load: hits x sentences that one search shows. Context: tokens of the planner's or the single agent's.",
     ),
 )

@@ -1,11 +1,11 @@
 """What an alignment does to the executor's gradient, on fixed questions and a fixed policy: no training.
 
-The same questions are rolled out again and again. At ratio 1 the executor's gradient is a weighted mean of one gradient
-for each trajectory, g = -sum_c w_c A_c s_c / sum_c w_c n_c (s_c: gradient of the log-prob of its n_c tokens). So the s_c
-are computed once and every alignment is a product with them. Reported for each alignment:
+The same questions are rolled out again and again. At ratio 1 the executor's gradient is a weighted mean of one
+gradient for each trajectory, g = -sum_c w_c A_c s_c / sum_c w_c n_c (s_c: gradient of the log-prob of its n_c tokens).
+So the s_c are computed once and every alignment is a product with them. Reported for each alignment:
 
-* noise: trace of the covariance of g over the batches, divided by the squared length of the mean gradient, which is
-  estimated without bias as (|mean|^2 - trace / batches); lower is better, and comparable whatever the gradients' length;
+* noise: trace of the covariance of g over the batches, over the squared length of the mean gradient, which is estimated
+  without bias as |mean|^2 - trace / batches; lower is better, and comparable whatever the gradients' length;
 * draws: the share of that trace that comes from the random choice of duplicates and of what is dropped, which is what
   is left when the rollouts are held fixed;
 * cosine: the direction of its mean gradient against that of no alignment.
@@ -28,6 +28,7 @@ from minimgrpo.alignment import align
 from minimgrpo.experiments.setting import Setting
 from minimgrpo.experiments.trainer import Run, load_policy
 from minimgrpo.experiments.weights import ALIGNMENTS
+from minimgrpo.grpo import policy_loss
 from minimgrpo.settle import grouped, settle_executor, settle_planner
 from minimgrpo.trajectory import Trajectory
 
@@ -88,25 +89,23 @@ class _Moments:
     """Gradients of many batches, each with several draws of the alignment."""
 
     def __init__(self):
-        self.means: list[torch.Tensor] = []
-        self.all: list[torch.Tensor] = []
-        self.within: list[float] = []
+        self.means: list[torch.Tensor] = []  # of a batch's draws
+        self.within: list[float] = []  # trace of the covariance over them
 
     def add(self, draws: torch.Tensor) -> None:
         """draws: [draws of the alignment, parameters], the gradients of one batch."""
+        self.number = len(draws)
         self.means.append(draws.mean(0))
         self.within.append(float(draws.var(0).sum()) if len(draws) > 1 else 0.0)
-        self.all.append(draws[0])
 
     def mean(self) -> torch.Tensor:
         return torch.stack(self.means).mean(0)
 
     def measured(self) -> dict[str, float]:
         """Noise and the draws' share (see the module's docstring)."""
-        between = float(torch.stack(self.means).var(0).sum())  # of the draws' means: holds within / draws as well
         draws = sum(self.within) / len(self.within)
-        number = DRAWS if any(self.within) else 1
-        trace = between - draws / number + draws
+        between = float(torch.stack(self.means).var(0).sum())  # in it is also what averaging the draws left of theirs
+        trace = between - draws / self.number + draws
         signal = float(self.mean().square().sum()) - between / len(self.means)
         return {"noise": trace / max(signal, 1e-12), "draws": draws / trace, "trace": trace}
 
@@ -145,21 +144,19 @@ def against_literal(run: Run, executed: list[Trajectory], correct: dict) -> floa
     """The largest difference of any parameter's gradient, weights against a batch written out, over their largest."""
     settle_executor(executed, correct, run.expert, 4, "variance literal")
     literal = [replace(t, copies=1) for t in executed for _ in range(t.copies)]
-    both = [learned_gradient(run, batch) for batch in (executed, literal)]
+    both = [loss_gradient(run, batch) for batch in (executed, literal)]
     return float((both[0] - both[1]).abs().max() / both[0].abs().max())
 
 
-def learned_gradient(run: Run, trajectories: list[Trajectory]) -> torch.Tensor:
-    """What the learner's own loss gives, [parameters]; the adapter stays as it is."""
-    learner = run.learners["executor"]
-    used = sorted((t for t in trajectories if t.copies and t.advantage), key=lambda t: len(t.token_ids))
+def loss_gradient(run: Run, trajectories: list[Trajectory]) -> torch.Tensor:
+    """What ``grpo.policy_loss`` gives for the batch at ratio 1, [parameters]."""
     kept = [t for t in trajectories if t.copies and t.sampled]
-    learner.optimizer.zero_grad(set_to_none=True)
-    run.policy.use("executor")
-    learner._accumulate(used, learner._normalizer(kept), learner._tokens(kept))
-    gradient = torch.cat([p.grad.flatten().clone() for p in learner.parameters])
-    learner.optimizer.zero_grad(set_to_none=True)
-    return gradient
+    columns = [t.token_ids for t in kept], [t.mask for t in kept]
+    logprobs, mask = run.policy.score("executor", *columns, run.config.temperature)
+    advantages, copies = torch.tensor([t.advantage for t in kept]), torch.tensor([float(t.copies) for t in kept])
+    loss = policy_loss(logprobs, logprobs.detach(), advantages, mask, copies)
+    parameters = run.learners["executor"].parameters
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
 
 
 def draw_variance(found: dict) -> Callable:
