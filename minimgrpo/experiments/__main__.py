@@ -124,6 +124,7 @@ def carry_out(study: Study, base: Setting, seeds: int, jobs: int, out: Path, qui
     text = json.dumps(show.kept(study, results, found, protocol, extra), separators=(",", ":"))
     (out / f"{study.name}.json").write_text(text + "\n", encoding="utf-8")
     show.draw(study, results, out / f"{study.name}.png", panel)
+    (out / "verdicts.md").write_text(show.overview(out), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from minimgrpo.experiments.studies import LOADS, MEASURES, NUMBERS, Study, curve
+from minimgrpo.experiments.studies import LOADS, MEASURES, NUMBERS, STUDIES, Study, curve
 from minimgrpo.experiments.verdicts import Found, judge, t_interval
 
 Results = dict[str, list[dict]]
@@ -73,6 +74,7 @@ def kept(study: Study, results: Results, found: list[Found], protocol: dict, ext
             for c, f in zip(study.claims, found, strict=True)
         ],
         "table": {"columns": header, "rows": rows},
+        "verdicts": dict(zip(("columns", "rows"), verdict_table(study, found), strict=True)),
         **extra,
         "runs": {
             arm: [
@@ -89,6 +91,18 @@ def _accuracies(run: dict) -> list[float]:
 
 def _short(value):
     return round(value, 4) if isinstance(value, float) else value
+
+
+def overview(folder: Path) -> str:
+    """All claims whose results lie in ``folder``, as a table in Markdown."""
+    lines = ["| experiment | claim | difference [95 %] | p | verdict |", "|---|---|---|---|---|"]
+    for study in STUDIES:
+        path = folder / f"{study.name}.json"
+        if path.exists():
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            for row in kept["verdicts"]["rows"]:
+                lines.append(f"| {study.name} | " + " | ".join(row[:-1]) + f" | **{row[-1]}** |")
+    return "\n".join(lines) + "\n"
 
 
 # -------------------------------------------------------------------------------------------------------------- figures
@@ -108,7 +122,10 @@ def draw(study: Study, results: Results, path: Path, panel: Callable | None = No
         _draw_load(left, results)
     else:
         _draw_accuracies(left, results)
-    _draw_curves(right, results)
+    if study.name == "order":
+        _draw_seeds(right, results)
+    else:
+        _draw_curves(right, results)
     if panel:
         panel(more[0])
     figure.suptitle(study.title)
@@ -154,6 +171,17 @@ def _draw_shares(axis, results: Results) -> None:
     axis.set_xlabel("step")
     axis.set_ylabel("%")
     axis.legend(fontsize="x-small")
+
+
+def _draw_seeds(axis, results: Results) -> None:
+    (runs,) = results.values()
+    for run in runs:
+        for name, colour in (("format", "C0"), ("correct", "C1")):
+            points = [100 * value for value in curve(run, name)]
+            axis.plot(range(1, len(points) + 1), points, color=colour, alpha=0.5, linewidth=1)
+    axis.set_xlabel("step (blue: format, orange: accuracy; a line: a seed)")
+    axis.set_ylabel("%")
+    axis.set_ylim(0, 100)
 
 
 def _draw_load(axis, results: Results) -> None:

@@ -172,15 +172,18 @@ STUDIES = (
             "one shared adapter": _with(team="shared", trains=("shared",)),
             "single agent": _with(**_SOLO),
             "single, untrained": _with(steps=0, **_SOLO),
+            "single, 52 steps": _with(steps=52, **_SOLO),
         },
         (
             *_two("co-trained > planner only", CO, "planner only"),
             *_two("planner only > single agent", "planner only", "single agent"),
             *_two("co-trained > single agent", CO, "single agent"),
+            *_two("co-trained > single agent with as many tokens (ours)", CO, "single, 52 steps"),
             *_two("co-trained > executor only (ours)", CO, "executor only"),
             *_two("co-trained > one shared adapter (ours)", CO, "one shared adapter"),
         ),
         ("T=1", "greedy", "puzzle", "lookup", "two-hop", "calc", "specific", "k tokens"),
+        note="The single agent needs fewer tokens a rollout; with 52 steps it has about as many as the co-trained team.",
     ),
     Study(
         "rewards",
