@@ -25,7 +25,7 @@ with display.interruptible():  # torch and transformers take seconds to import
     from minimgrpo.experiments import pool, show
     from minimgrpo.experiments.setting import Setting
     from minimgrpo.experiments.studies import BY_NAME, STUDIES, Study
-    from minimgrpo.experiments.variance import draw_variance, variance
+    from minimgrpo.experiments.variance import draw_variance, remembered_variance
     from minimgrpo.experiments.verdicts import MARGIN
     from minimgrpo.log import LogError
 
@@ -102,7 +102,7 @@ def carry_out(study: Study, base: Setting, seeds: int, jobs: int, out: Path, qui
     results = {arm: [made[setting] for setting in some] for arm, some in arms.items()}
     extra, panel = {}, None
     if study.name == "alignment":
-        extra["variance"] = variance(base, RUNS, quick)
+        extra["variance"] = remembered_variance(base, RUNS, quick)
         panel = draw_variance(extra["variance"])
     found = show.judged(study, results)
     protocol = {

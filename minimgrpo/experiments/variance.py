@@ -15,6 +15,7 @@ And on one batch: the largest difference between the gradient with weights and t
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from minimgrpo import agents, tasks
+from minimgrpo import agents, log, tasks
 from minimgrpo.agents import generator
 from minimgrpo.alignment import align
 from minimgrpo.experiments.setting import Setting
@@ -38,10 +39,25 @@ BATCHES, DRAWS, STEPS, QUESTIONS = 16, 8, 8, 8
 """Batches, alignments drawn for each, steps of training before (the first gradients are all format), questions."""
 
 
-def variance(base: Setting, folder: Path, quick: bool = False) -> dict:
-    """Measure it -> {"table": (header, rows), "noise": arm -> value, ...}, all plain values."""
+def remembered_variance(base: Setting, folder: Path, quick: bool) -> dict:
+    """``variance``, read from ``folder`` where it has been measured already."""
+    sizes = (3, 2, 1, 3) if quick else (BATCHES, DRAWS, STEPS, QUESTIONS)
+    path = folder / f"variance-{base.key}-{'-'.join(map(str, sizes))}.json"
+    if not path.exists():
+        log.publish_text(path, json.dumps(variance(base, folder, *sizes)) + "\n")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise log.LogError(f"{path} is damaged ({error}): remove it and run again") from None
+
+
+def variance(base: Setting, folder: Path, batches: int, draws: int, steps: int, count: int) -> dict:
+    """Measure it -> {"table": (header, rows), "measured": arm -> its numbers, ...}, all plain values.
+
+    ``count`` questions, rolled out ``batches`` times after ``steps`` steps of training; each alignment is drawn
+    ``draws`` times for each.
+    """
     torch.set_num_threads(1)
-    batches, draws, steps = (3, 2, 1) if quick else (BATCHES, DRAWS, STEPS)
     setting = replace(base, config=replace(base.config, seed=1000))
     pages = tasks.load_pages()
     questions = tasks.load_questions("train")
@@ -49,7 +65,7 @@ def variance(base: Setting, folder: Path, quick: bool = False) -> dict:
     for step in range(1, steps + 1):
         run.step(step)
     hard = [q for q in questions if q.level > 1]  # where one rollout calls once, another three times
-    asked = random.Random("variance").sample(hard, 3 if quick else QUESTIONS)
+    asked = random.Random("variance").sample(hard, count)
     sums = {arm: _Moments() for arm in ARMS}
     counts: list[int] = []
     literal = None
@@ -80,6 +96,7 @@ def variance(base: Setting, folder: Path, quick: bool = False) -> dict:
         "batches": batches,
         "draws": draws,
         "steps_before": steps,
+        "questions": [q.task_id for q in asked],
         "calls": [counts.count(d) for d in range(max(counts, default=0) + 1)],
         "largest_difference_to_literal_duplicates": literal,
     }
