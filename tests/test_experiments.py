@@ -243,6 +243,22 @@ def test_noise_and_the_draws_share_of_known_gradients():
     assert found["noise"] == pytest.approx(2, rel=0.1) and found["draws"] == pytest.approx(0.75, rel=0.05)
 
 
+def test_the_ratio_of_two_noises_and_its_interval_on_shared_batches():
+    inside, widths = 0, {}
+    for repeat in range(60):
+        draws = torch.Generator().manual_seed(repeat)
+        once, twice = variance._Moments(), variance._Moments()
+        for _ in range(40):
+            noise = torch.randn(1, 200, generator=draws)
+            once.add(1 + noise)
+            twice.add(1 + 2**0.5 * noise)  # twice the variance, of the same batches
+        _, low, high = variance.ratio(twice, once)
+        inside += low < 2 < high
+        widths[repeat] = high / low
+    assert inside >= 51  # of 60, at 95 %
+    assert max(widths.values()) < 1.5 and variance.ratio(once, once) == (1, 1, 1)
+
+
 # --------------------------------------------------------------------------------------------------------- the command
 
 

@@ -5,6 +5,7 @@ Processes are started by "spawn": the interpreter behind the Python tool hangs i
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -97,4 +98,6 @@ def _begin() -> None:
 def _perform(setting: Setting, folder: Path) -> dict:
     from minimgrpo.experiments.trainer import perform  # seconds of imports, which the parent does without
 
-    return perform(setting, folder)
+    result = perform(setting, folder)
+    gc.collect()  # a policy and its bound methods hold each other, and few objects are many bytes
+    return result

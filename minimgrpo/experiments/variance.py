@@ -6,6 +6,7 @@ So the s_c are computed once and every alignment is a product with them. Reporte
 
 * noise: trace of the covariance of g over the batches, over the squared length of the mean gradient, which is estimated
   without bias as |mean|^2 - trace / batches; lower is better, and comparable whatever the gradients' length;
+* over none: noise over that of no alignment on the same batches, with a 95 % interval (jackknife over batches);
 * draws: the share of that trace that comes from the random choice of duplicates and of what is dropped, which is what
   is left when the rollouts are held fixed;
 * cosine: the direction of its mean gradient against that of no alignment.
@@ -16,6 +17,7 @@ And on one batch: the largest difference between the gradient with weights and t
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,6 +30,7 @@ from minimgrpo.agents import generator
 from minimgrpo.alignment import align
 from minimgrpo.experiments.setting import Setting
 from minimgrpo.experiments.trainer import Run, load_policy
+from minimgrpo.experiments.verdicts import t_quantile
 from minimgrpo.experiments.weights import ALIGNMENTS
 from minimgrpo.grpo import policy_loss
 from minimgrpo.settle import grouped, settle_executor, settle_planner
@@ -35,7 +38,7 @@ from minimgrpo.trajectory import Trajectory
 
 ARMS = {"D = 1": (align, 1), "D = 2": (align, 2), "D = 4": (align, 4), "D = 8": (align, 8)}
 ARMS |= {"none": (ALIGNMENTS["none"], 1), "1/d": (ALIGNMENTS["1/d"], 1)}
-BATCHES, DRAWS, STEPS, QUESTIONS = 16, 8, 8, 8
+BATCHES, DRAWS, STEPS, QUESTIONS = 32, 4, 8, 8
 """Batches, alignments drawn for each, steps of training before (the first gradients are all format), questions."""
 
 
@@ -84,12 +87,25 @@ def variance(base: Setting, folder: Path, batches: int, draws: int, steps: int, 
             literal = against_literal(run, executed, correct)
     direction = sums["none"].mean()
     measured = {
-        arm: {**moments.measured(), "cosine": float(torch.cosine_similarity(moments.mean(), direction, dim=0))}
+        arm: {
+            **moments.measured(),
+            **dict(zip(("ratio", "low", "high"), ratio(moments, sums["none"]), strict=True)),
+            "cosine": float(torch.cosine_similarity(moments.mean(), direction, dim=0)),
+        }
         for arm, moments in sums.items()
     }
-    measured = {arm: {name: round(value, 4) for name, value in row.items()} for arm, row in measured.items()}
-    header = ["gradient's", "noise", "draws' share", "cosine to none"]
-    rows = [[arm, f"{m['noise']:.2f}", f"{m['draws']:.2f}", f"{m['cosine']:.3f}"] for arm, m in measured.items()]
+    measured = {arm: {name: round(value, 6) for name, value in row.items()} for arm, row in measured.items()}
+    header = ["gradient's", "noise", "over none [95 %]", "draws' share", "cosine to none"]
+    rows = [
+        [
+            arm,
+            f"{m['noise']:.1f}",
+            "{ratio:.2f} [{low:.2f}, {high:.2f}]".format(**m),
+            f"{m['draws']:.3f}",
+            f"{m['cosine']:.3f}",
+        ]
+        for arm, m in measured.items()
+    ]
     return {
         "table": (header, rows),
         "measured": measured,
@@ -118,13 +134,25 @@ class _Moments:
     def mean(self) -> torch.Tensor:
         return torch.stack(self.means).mean(0)
 
-    def measured(self) -> dict[str, float]:
-        """Noise and the draws' share (see the module's docstring)."""
-        draws = sum(self.within) / len(self.within)
-        between = float(torch.stack(self.means).var(0).sum())  # in it is also what averaging the draws left of theirs
+    def measured(self, without: int | None = None) -> dict[str, float]:
+        """Noise and the draws' share (see the module's docstring), perhaps ``without`` one of the batches."""
+        kept = [i for i in range(len(self.means)) if i != without]
+        draws = sum(self.within[i] for i in kept) / len(kept)
+        means = torch.stack([self.means[i] for i in kept])
+        between = float(means.var(0).sum())  # in it is also what averaging the draws left of theirs
         trace = between - draws / self.number + draws
-        signal = float(self.mean().square().sum()) - between / len(self.means)
+        signal = float(means.mean(0).square().sum()) - between / len(kept)
         return {"noise": trace / max(signal, 1e-12), "draws": draws / trace, "trace": trace}
+
+
+def ratio(a: _Moments, b: _Moments) -> tuple[float, float, float]:
+    """How many times as noisy ``a`` is as ``b`` on the same batches; its 95 % interval (jackknife, on a log scale)."""
+    batches = len(a.means)
+    logs = [math.log(a.measured(i)["noise"] / b.measured(i)["noise"]) for i in (None, *range(batches))]
+    whole, left_out = logs[0], torch.tensor(logs[1:], dtype=torch.float64)
+    error = math.sqrt((batches - 1) * float(left_out.var(unbiased=False)))
+    half = t_quantile(batches - 1) * error
+    return math.exp(whole), math.exp(whole - half), math.exp(whole + half)
 
 
 def roll_out(run: Run, questions: list, batch: int) -> tuple[list[Trajectory], dict[tuple[str, int], float]]:
