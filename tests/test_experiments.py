@@ -13,7 +13,7 @@ from conftest import FEW, SHORT
 
 from minimgrpo import tasks
 from minimgrpo.experiments import __main__ as command
-from minimgrpo.experiments import pool, trainer, variance
+from minimgrpo.experiments import pool, show, trainer, variance
 from minimgrpo.experiments.graders import Accurate, Superficial
 from minimgrpo.experiments.setting import Setting
 from minimgrpo.experiments.studies import BY_NAME, MEASURES, STUDIES
@@ -340,3 +340,13 @@ def test_ctrl_c_says_how_to_continue_and_leaves_no_process(folders, tmp_path):
     out, err = running.communicate(timeout=60)
     assert running.returncode == 130 and not err, err
     assert b"the same command continues" in out and b"experiments order --quick --jobs 2" in out
+
+
+def test_the_overview_lists_every_claim_and_names_a_damaged_file(tmp_path):
+    rows = [["a > b", "+1 [+0, +2]", "0.500", "shown"], ["a = b", "+1 [+0, +2]", "0.500", "not shown"]]
+    (tmp_path / "order.json").write_text(json.dumps({"verdicts": {"rows": rows}}), encoding="utf-8")
+    text = show.overview(tmp_path)
+    assert text.count("| order |") == 2 and "| a > b | +1 [+0, +2] | 0.500 | **shown** |" in text
+    (tmp_path / "arms.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(LogError, match=r"arms\.json"):
+        show.overview(tmp_path)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from minimgrpo.experiments.studies import LOADS, MEASURES, NUMBERS, STUDIES, Study, curve
 from minimgrpo.experiments.verdicts import Found, judge, t_interval
+from minimgrpo.log import LogError
 
 Results = dict[str, list[dict]]
 """Arm -> the result of each seed."""
@@ -99,9 +100,11 @@ def overview(folder: Path) -> str:
     for study in STUDIES:
         path = folder / f"{study.name}.json"
         if path.exists():
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            for row in kept["verdicts"]["rows"]:
-                lines.append(f"| {study.name} | " + " | ".join(row[:-1]) + f" | **{row[-1]}** |")
+            try:
+                rows = json.loads(path.read_text(encoding="utf-8"))["verdicts"]["rows"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise LogError(f"{path} is damaged ({error}): remove it and run again") from None
+            lines += [f"| {study.name} | " + " | ".join(row[:-1]) + f" | **{row[-1]}** |" for row in rows]
     return "\n".join(lines) + "\n"
 
 

@@ -111,9 +111,9 @@ MEASURES: dict[str, Measure] = {
     "calc": _found("sampled", "kinds", "calculation"),
     "format": _found("sampled", "format"),
     "specific": _found("sampled", "query_specificity"),
-    "own expert": _found("sampled", "expert"),
-    "superficial": _found("sampled", "experts", "superficial"),
-    "true reports": _found("sampled", "experts", "accurate"),
+    "expert": _found("sampled", "expert"),
+    "superf.": _found("sampled", "experts", "superficial"),
+    "true": _found("sampled", "experts", "accurate"),
     "words": _found("sampled", "report_words"),
     "calls": _found("sampled", "calls"),
     "context": _found("sampled", "context"),
@@ -200,8 +200,8 @@ STUDIES = (
             *_two("superficial expert: mix > expert alone", "mix, superficial", "superficial only"),
             Claim(
                 "superficial expert alone: pleases it more than the mix does",
-                ("superficial only", "superficial"),
-                ("mix, superficial", "superficial"),
+                ("superficial only", "superf."),
+                ("mix, superficial", "superf."),
             ),
             Claim(
                 "superficial expert alone: specific queries are lost against the planner's outcome alone",
@@ -211,7 +211,7 @@ STUDIES = (
             *_two("accurate expert: the planner's term is redundant", "mix, accurate", "accurate only", "="),
             *_two("mix with the rubric > planner's outcome alone", "mix, rubric", "outcome only"),
         ),
-        ("T=1", "greedy", "specific", "own expert", "superficial", "true reports", "words", "k tokens"),
+        ("T=1", "greedy", "specific", "expert", "superf.", "true", "words", "k tokens"),
     ),
     Study(
         "staleness",
