@@ -305,8 +305,9 @@ def test_the_smallest_experiment_end_to_end(folders, tmp_path, monkeypatch, caps
     found = json.loads((tmp_path / "found" / "staleness.json").read_text(encoding="utf-8"))
     assert list(found["runs"]) == list(BY_NAME["staleness"].arms)
     for runs in found["runs"].values():
-        assert [run["setting"]["config"]["seed"] for run in runs] == [0, 1]
+        assert [run["seed"] for run in runs] == [0, 1]
         assert all(len(run["sampled"]["right"]) == len(run["greedy"]["right"]) == 4 for run in runs)
+    assert found["runs"]["4, not aligned"][1]["changed"] == {"alignment": "none", "seed": 1, "staleness": 4}
     assert [c["verdict"] for c in found["claims"]] == ["not shown"] * len(
         found["claims"]
     )  # a random model answers nothing

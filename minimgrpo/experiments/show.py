@@ -63,9 +63,11 @@ def verdict_table(study: Study, found: list[Found]) -> tuple[list[str], list[lis
 
 
 def kept(study: Study, results: Results, found: list[Found], protocol: dict, extra: dict) -> dict:
-    """What ``data/results/NAME.json`` holds; every seed's numbers, curves only where a claim is about them."""
+    """What ``data/results/NAME.json`` holds: every seed's numbers, and of the training what a claim is about.
+
+    A run's setting is given as what differs from the protocol's ``base_setting``.
+    """
     header, rows = table(study, results)
-    whole = any("history" in run for runs in results.values() for run in runs) and study.name == "order"
     return {
         "experiment": study.name,
         "title": study.title,
@@ -78,16 +80,20 @@ def kept(study: Study, results: Results, found: list[Found], protocol: dict, ext
         "verdicts": dict(zip(("columns", "rows"), verdict_table(study, found), strict=True)),
         **extra,
         "runs": {
-            arm: [
-                {k: v for k, v in run.items() if whole or k != "history"} | {"curve": _accuracies(run)} for run in runs
-            ]
+            arm: [_kept_of(run, protocol["base_setting"], study.name == "order") for run in runs]
             for arm, runs in results.items()
         },
     }
 
 
-def _accuracies(run: dict) -> list[float]:
-    return [round(line["planner"]["correct"], 3) for line in run["history"]]
+def _kept_of(run: dict, base: dict, whole: bool) -> dict:
+    """One run; without its history, unless ``whole``, but for the accuracies in training."""
+    setting = run["setting"]
+    changed = {name: value for name, value in setting.items() if name != "config" and value != base[name]}
+    changed |= {name: value for name, value in setting["config"].items() if value != base["config"][name]}
+    rest = {name: value for name, value in run.items() if name != "setting" and (whole or name != "history")}
+    accuracies = [round(line["planner"]["correct"], 3) for line in run["history"]]
+    return {"seed": setting["config"]["seed"], "changed": changed, **rest, "accuracies": accuracies}
 
 
 def _short(value):
