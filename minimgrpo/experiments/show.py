@@ -147,11 +147,13 @@ def _draw_accuracies(axis, results: Results) -> None:
         for offset, name, colour in ((-0.15, "T=1", "C0"), (0.15, "greedy", "C1")):
             values = [100 * MEASURES[name](run) for run in runs]
             axis.plot(values, [row + offset] * len(values), "o", color=colour, alpha=0.4, markersize=4)
-            axis.plot(statistics.mean(values), row + offset, "|", color=colour, markersize=14, markeredgewidth=3)
+            label = f"{name} (dot: a seed)" if row == 0 else None
+            axis.plot(statistics.mean(values), row + offset, "|", color=colour, ms=14, mew=3, label=label)
     axis.set_yticks(range(len(results)), list(results))
     axis.invert_yaxis()
     axis.set_xlim(0, 100)
-    axis.set_xlabel("held-out accuracy, % (blue: T=1, orange: greedy; dot: a seed, bar: mean)")
+    axis.set_xlabel("held-out accuracy, %")
+    axis.legend(fontsize="x-small", markerscale=0.5)
 
 
 def _draw_curves(axis, results: Results) -> None:

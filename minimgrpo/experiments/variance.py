@@ -215,6 +215,6 @@ def draw_variance(found: dict) -> Callable:
         axis.barh(arms, drawn, color="C1", label="draws of the alignment")
         axis.invert_yaxis()
         axis.set_xlabel("gradient noise: trace of covariance / |mean|^2")
-        axis.legend(fontsize="x-small")
+        axis.legend(fontsize="x-small", loc="lower left")
 
     return panel
