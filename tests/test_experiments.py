@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -275,6 +276,33 @@ def test_a_run_is_made_once_and_a_damaged_or_foreign_file_is_named(tmp_path, mon
         path.write_text(text, encoding="utf-8")
         with pytest.raises(LogError, match=path.name):
             pool.perform_all(settings, tmp_path, 1)
+
+
+def test_of_runs_with_the_same_warm_start_one_goes_first(tmp_path, monkeypatch):
+    order, told, freed = [], [], {}
+
+    class Now:  # a pool whose runs are over as soon as they are handed in
+        def __init__(self, *_, **__):
+            pass
+
+        def submit(self, _, setting, __):
+            order.append(setting)
+            freed[setting] = len(told)
+            future = Future()
+            future.set_result({"setting": setting.facts()})
+            return future
+
+        def shutdown(self, **_):
+            pass
+
+    monkeypatch.setattr(pool, "ProcessPoolExecutor", Now)
+    seeds = [replace(Setting().config, seed=seed) for seed in range(3)]
+    alone = [Setting(team="solo", trains=("solo",), config=config) for config in seeds]
+    team = [Setting(config=config) for config in seeds]
+    found = pool.perform_all([*team, *alone], tmp_path, 2, lambda *facts: told.append(facts[2]))
+    assert [f["setting"] for f in found] == [s.facts() for s in [*team, *alone]]
+    assert order[0] == alone[0] and set(order[:4]) == {alone[0], *team}
+    assert min(freed[s] for s in alone[1:]) > told.index(alone[0])  # not before it was there
 
 
 @pytest.mark.parametrize(

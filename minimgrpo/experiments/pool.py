@@ -44,49 +44,48 @@ def perform_all(settings: list[Setting], folder: Path, jobs: int, say: Say = lam
     """The results of all settings, in order; ``jobs`` processes make those that are not remembered."""
     found = {setting: remembered(setting, folder) for setting in settings}
     missing = [setting for setting, result in found.items() if result is None]
-    starts: dict[
-        tuple, Setting
-    ] = {}  # one run of each kind that needs a warm start goes first, and leaves it to the others
-    for setting in missing:
-        if setting.warmed:
-            starts.setdefault((setting.team, setting.hits, setting.sentences, setting.demonstrations), setting)
-    first = list(starts.values())
-    for number, (setting, result) in enumerate(_made(first, [s for s in missing if s not in first], folder, jobs), 1):
+    for number, (setting, result) in enumerate(_made(missing, folder, jobs), 1):
         log.publish_text(path_of(setting, folder), json.dumps(result) + "\n")
         found[setting] = json.loads(json.dumps(result))
         say(number, len(missing), setting, result)
     return [found[setting] for setting in settings]
 
 
-def _made(first: list[Setting], then: list[Setting], folder: Path, jobs: int):
-    """(setting, result) of each, as they come; ``then`` begins when all of ``first`` are there, but for idle hands."""
-    if not first + then:
-        return
-    if jobs == 1:
-        for setting in first + then:
+def _made(missing: list[Setting], folder: Path, jobs: int):
+    """(setting, result) of each, as they come. Of runs with the same warm start one goes first, and makes it."""
+    if jobs == 1 or len(missing) < 2:
+        for setting in missing:
             yield setting, _perform(setting, folder)
         return
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, context, initializer=_begin)
+    waiting: dict[tuple, list[Setting]] = {}  # warm start -> the runs that wait for it
+    at_once = []
+    for setting in missing:
+        if not setting.warmed:
+            at_once.append(setting)
+        elif _start_of(setting) in waiting:
+            waiting[_start_of(setting)].append(setting)
+        else:
+            waiting[_start_of(setting)] = []
+            at_once.insert(0, setting)
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_begin)
     try:
-        needs_no_start = [s for s in then if not s.warmed]
-        futures = {pool.submit(_perform, s, folder): s for s in first + needs_no_start}
-        later = [s for s in then if s.warmed]
-        waiting = set(first)
+        futures = {pool.submit(_perform, setting, folder): setting for setting in at_once}
         while futures:
             future = next(as_completed(futures))
             setting = futures.pop(future)
             yield setting, future.result()
-            waiting.discard(setting)
-            if not waiting and later:
-                futures |= {pool.submit(_perform, s, folder): s for s in later}
-                later = []
+            for freed in waiting.pop(_start_of(setting), []):
+                futures[pool.submit(_perform, freed, folder)] = freed
     except BaseException:
         for process in multiprocessing.active_children():  # nothing is lost but the runs they are in
             process.terminate()
         raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start_of(setting: Setting) -> tuple:
+    return setting.warmed, setting.hits, setting.sentences, setting.demonstrations, setting.config.model
 
 
 def _begin() -> None:
