@@ -1,6 +1,5 @@
 """Lesson 15: the latent channel against transformers' own generation, a plain forward pass and finite differences."""
 
-import numpy as np
 import pytest
 import torch
 
