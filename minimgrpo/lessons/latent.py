@@ -64,7 +64,7 @@ class Plan:
     sweep: tuple[int, ...]
 
 
-QUICK = Plan((0,), 300, 250, (1, 4))
+QUICK = Plan((0,), 250, 150, (1, 4))
 FULL = Plan((0, 1), 300, 400, (1, 2, 4, 8))
 
 
