@@ -168,9 +168,9 @@ def test_end_to_end_needs_the_gradient_through_the_trace():
     m = latent.measure(latent.FULL)
     assert (m["everything"] > 0.95).all()
     assert (m["end-to-end"] >= m["detached"] + 0.3).all()
-    assert (abs(m["detached"] - m["latent"]) <= 0.1).all()
+    assert (m["detached"] < m["copied text"] - 0.1).all()  # better than no training, yet not half of the facts
     for control in ("permuted", "nothing"):
         assert (abs(m[control] - latent.CHANCE) <= 0.03).all()
-    assert (np.diff(m["end-to-end sweep"]) > 0).all()
+    assert m["end-to-end sweep"][2] > m["end-to-end sweep"][0] + 0.1  # four positions against one
     verdicts = [c.verdict for c in latent.judge(latent.FULL, m)]
-    assert verdicts[3:6] == ["not shown", "shown", "shown"]
+    assert verdicts[4:6] == ["shown", "shown"]

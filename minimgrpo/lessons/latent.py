@@ -369,7 +369,7 @@ def judge(plan: Plan, m: dict[str, np.ndarray]) -> list[Claim]:
             shown(free_gain.min() > 0, free_gain.max() < 0),
         ),
         Claim(
-            "Figure 1's reading: with the trace as it is, training the last agent is enough (0.1 above no training)",
+            "Figure 1's reading: to train the last agent alone, on traces as they are, helps (0.1 above no training)",
             f"detached {show('detached')}, training-free {show('latent')} ({plan.steps} steps)",
             shown(reader_gain.min() > 0.1, reader_gain.max() < -0.1),
         ),
