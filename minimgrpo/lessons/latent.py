@@ -65,7 +65,7 @@ class Plan:
 
 
 QUICK = Plan((0,), 250, 150, (1, 4))
-FULL = Plan((0, 1), 300, 400, (1, 2, 4, 8))
+FULL = Plan((0, 1), 300, 800, (1, 4))
 
 
 def tiny_lm(seed: int) -> LlamaForCausalLM:
