@@ -170,16 +170,31 @@ class Submission:
     """A student's file, run cell by cell like a notebook: a cell that fails leaves the other cells' functions usable.
 
     ``submission.name`` is what the file calls ``name``; when there is no such thing, a function that says why.
+    ``submission.problems`` says what went wrong while the file was read and run, a sentence each.
     """
 
     def __init__(self, path: str | Path, seconds: float = SECONDS):
-        self._path, self._names, self._problems = Path(path), {"__name__": Path(path).stem}, []
-        text = self._path.read_text(encoding="utf-8")
-        for line, cell in cells(text):
+        self._path, self._names, self._read = Path(path), {"__name__": Path(path).stem}, True
+        self.problems: list[str] = []
+        for line, cell in cells(self._text()):
             try:
                 check(lambda line=line, cell=cell: self._run("\n" * (line - 1) + cell), seconds)
             except Exception as error:
-                self._problems.append(f"the cell at line {line} stopped with {type(error).__name__}: {error}")
+                self.problems.append(f"the cell at line {line} stopped with {type(error).__name__}: {error}")
+
+    def _text(self) -> str:
+        """The file's text; of a file that cannot be read nothing, and a problem that says why."""
+        try:
+            text = self._path.read_text(encoding="utf-8-sig")  # some editors begin a UTF-8 file with a mark
+            if "\0" not in text:  # as it is in UTF-16 without a mark
+                return text
+            self.problems.append(f"{self._path.name} is not UTF-8 text: save it as UTF-8")
+        except UnicodeDecodeError:
+            self.problems.append(f"{self._path.name} is not UTF-8 text: save it as UTF-8")
+        except OSError as error:
+            self.problems.append(f"{self._path.name} cannot be read: {error.strerror}")
+        self._read = False
+        return ""
 
     def _run(self, code: str) -> None:
         exec(compile(code, str(self._path), "exec"), self._names)
@@ -187,7 +202,8 @@ class Submission:
     def __getattr__(self, name: str) -> Any:
         if name in self._names:
             return self._names[name]
-        why = "; ".join([f"{self._path.name} does not define {name}", *self._problems])
+        undefined = [f"{self._path.name} does not define {name}"] if self._read else []
+        why = "; ".join([*undefined, *self.problems])
 
         def missing(*_args: Any, **_options: Any) -> None:
             raise AssertionError(why)

@@ -140,6 +140,27 @@ def test_pytest_grades_a_copy(copy, name, pytester):
     pytester.runpytest_inprocess(str(copy), "-m", name).assert_outcomes(passed=len(tests))
 
 
+def test_pytest_runs_on_when_a_file_is_not_utf8(copy, pytester):
+    (copy / "assignment1" / "assignment1.py").write_bytes(course.stub(source("assignment1")).encode("utf-16"))
+    (copy / "assignment2" / "assignment2.py").write_text(course.stub(source("assignment2")), encoding="utf-8")
+    counts = [sum(c.kind == "test" for c in course.parse(source(f"assignment{n}"))) for n in (1, 2)]
+    result = pytester.runpytest_inprocess(str(copy), "-m", "assignment1 or assignment2")
+    result.assert_outcomes(failed=counts[0], passed=counts[1])
+    result.stdout.fnmatch_lines(["*assignment1.py is not UTF-8 text: save it as UTF-8*"])
+
+
+def test_grading_a_file_that_is_not_utf8_goes_on_with_the_next(grade, tmp_path, capsys):
+    ada, ben = tmp_path / "ada.py", tmp_path / "ben.py"
+    ada.write_bytes(course.stub(source("assignment1")).encode("utf-16"))
+    ben.write_text(course.stub(source("assignment1")), encoding="utf-8")
+    assert grade.main(["assignment1", str(ada), str(ben)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"  0 of 20  {ada}",
+        "    ada.py is not UTF-8 text: save it as UTF-8",
+        f" 20 of 20  {ben}",
+    ]
+
+
 def test_grading_files_without_nbgrader(grade, tmp_path, capsys):
     solved = course.stub(source("assignment1"))
     perfect, ben = tmp_path / "ada.py", tmp_path / "ben.py"

@@ -56,8 +56,11 @@ def main(argv: list[str] | None = None) -> int:
         failed = failures(args.name, {c.name: getattr(submission, c.name) for c in cells if c.kind == "task"})
         points = sum(c.points for c in cells if c.kind == "test" and c.name not in failed)
         print(f"{points:3} of {sum(c.points for c in cells)}  {file}")
+        cause = "; ".join(submission.problems)
+        if cause:  # said once, not again for every test that it costs
+            print(f"    {' '.join(cause.split())}")
         for cell in cells:
-            if cell.kind == "test" and cell.name in failed:
+            if cell.kind == "test" and cell.name in failed and failed[cell.name] != cause:
                 message = failed[cell.name].partition("\n")[0]
                 print(f"    {cell.name} (-{cell.points}): {message or 'not solved'}")
     return 0
