@@ -161,6 +161,14 @@ def test_grading_a_file_that_is_not_utf8_goes_on_with_the_next(grade, tmp_path, 
     ]
 
 
+def test_grading_a_notebook_is_refused(grade, copy, capsys):
+    files = [str(copy / "assignment1" / f"assignment1.{end}") for end in ("py", "ipynb")]
+    assert grade.main(["assignment1", *files]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert "notebooks are graded by nbgrader; name .py files" in err
+
+
 def test_grading_files_without_nbgrader(grade, tmp_path, capsys):
     solved = course.stub(source("assignment1"))
     perfect, ben = tmp_path / "ada.py", tmp_path / "ben.py"

@@ -50,6 +50,9 @@ def main(argv: list[str] | None = None) -> int:
     for needed in (path, *args.files):
         if not needed.is_file():
             return display.complain(f"there is no file {needed}")
+    for file in args.files:
+        if file.suffix == ".ipynb":
+            return display.complain(f"{file} is a notebook: notebooks are graded by nbgrader; name .py files")
     cells = course.parse(path.read_text(encoding="utf-8"))
     for file in args.files:
         submission = Submission(file)
