@@ -169,6 +169,22 @@ def test_grading_a_notebook_is_refused(grade, copy, capsys):
     assert "notebooks are graded by nbgrader; name .py files" in err
 
 
+def test_grading_says_not_solved_and_a_cause_once(grade, copy, tmp_path, capsys):
+    tests = [cell for cell in course.parse(source("assignment1")) if cell.kind == "test"]
+    stub = copy / "assignment1" / "assignment1.py"
+    assert grade.main(["assignment1", str(stub)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"  0 of 20  {stub}", *(f"    {cell.name} (-{cell.points}): not solved" for cell in tests)]
+    left = tmp_path / "left.py"
+    left.write_text("import sys\nsys.exit('bye')\n\ndef ratio():\n    pass\n", encoding="utf-8")
+    assert grade.main(["assignment1", str(left)]) == 0
+    first, cause, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("  0 of 20") and "cell at line 1 stopped" in cause and "SystemExit" in cause
+    for cell, line in zip(tests, rest, strict=True):
+        name = cell.name.partition("__")[0]
+        assert line == f"    {cell.name} (-{cell.points}): left.py does not define {name}"
+
+
 def test_grading_files_without_nbgrader(grade, tmp_path, capsys):
     solved = course.stub(source("assignment1"))
     perfect, ben = tmp_path / "ada.py", tmp_path / "ben.py"
