@@ -55,6 +55,7 @@ def same(got: Any, expected: Any, says: str, likely: dict[str, Any] | None = Non
       expected: 0.0
       got:      nan
     """
+    __tracebackhide__ = True  # pytest then shows the line of the test, and not this module's
     if _close(got, expected, tolerance):
         return
     says = next((words for words, value in (likely or {}).items() if _close(got, value, tolerance)), says)
@@ -84,9 +85,11 @@ def _shown(value: Any) -> str:
 
 def check(test: Callable[[], Any], seconds: float = SECONDS) -> None:
     """Run ``test``; raise what it raises, or an AssertionError when it takes longer than ``seconds``."""
+    __tracebackhide__ = True
     errors: list[BaseException] = []
 
     def run() -> None:
+        __tracebackhide__ = True
         try:
             test()
         except BaseException as error:  # SystemExit as well: exit() in a student's code must not end the kernel
@@ -206,6 +209,7 @@ class Submission:
         why = "; ".join([*undefined, *self.problems])
 
         def missing(*_args: Any, **_options: Any) -> None:
+            __tracebackhide__ = True
             raise AssertionError(why)
 
         return missing
@@ -228,5 +232,6 @@ def cells(text: str) -> list[tuple[int, str]]:
 
 def pytest_pyfunc_call(pyfuncitem: Any) -> bool:
     """For the student copy's conftest.py: pytest runs its tests through ``check``."""
+    __tracebackhide__ = True
     check(pyfuncitem.obj)
     return True

@@ -140,6 +140,23 @@ def test_pytest_grades_a_copy(copy, name, pytester):
     pytester.runpytest_inprocess(str(copy), "-m", name).assert_outcomes(passed=len(tests))
 
 
+def test_pytest_shows_the_message_and_none_of_the_machinery(copy, pytester):
+    solved = course.stub(source("assignment1"))
+    wrong = solved.replace("d = ref_logprobs.detach() - logprobs", "d = logprobs - ref_logprobs")
+    (copy / "assignment1" / "assignment1.py").write_text(wrong.replace("def clip_fraction(", "def other("), "utf-8")
+    result = pytester.runpytest_inprocess(str(copy), "-m", "assignment1")
+    result.stdout.fnmatch_lines(
+        [
+            "*test_assignment1.py:*: in test_kl_k3",
+            "    same(*",
+            "E   AssertionError: the sign of d is reversed: d = ref_logprobs - logprobs",
+            "*test_assignment1.py:*: in test_clip_fraction",
+            "E   AssertionError: assignment1.py does not define clip_fraction",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*checks.py:*")
+
+
 def test_pytest_runs_on_when_a_file_is_not_utf8(copy, pytester):
     (copy / "assignment1" / "assignment1.py").write_bytes(course.stub(source("assignment1")).encode("utf-16"))
     (copy / "assignment2" / "assignment2.py").write_text(course.stub(source("assignment2")), encoding="utf-8")
