@@ -55,6 +55,7 @@ def same(got: Any, expected: Any, says: str, likely: dict[str, Any] | None = Non
       expected: 0.0
       got:      nan
     """
+    __tracebackhide__ = True  # pytest then shows the line of the test, and not this module's
     if _close(got, expected, tolerance):
         return
     says = next((words for words, value in (likely or {}).items() if _close(got, value, tolerance)), says)
@@ -84,9 +85,11 @@ def _shown(value: Any) -> str:
 
 def check(test: Callable[[], Any], seconds: float = SECONDS) -> None:
     """Run ``test``; raise what it raises, or an AssertionError when it takes longer than ``seconds``."""
+    __tracebackhide__ = True
     errors: list[BaseException] = []
 
     def run() -> None:
+        __tracebackhide__ = True
         try:
             test()
         except BaseException as error:  # SystemExit as well: exit() in a student's code must not end the kernel
@@ -170,16 +173,31 @@ class Submission:
     """A student's file, run cell by cell like a notebook: a cell that fails leaves the other cells' functions usable.
 
     ``submission.name`` is what the file calls ``name``; when there is no such thing, a function that says why.
+    ``submission.problems`` says what went wrong while the file was read and run, a sentence each.
     """
 
     def __init__(self, path: str | Path, seconds: float = SECONDS):
-        self._path, self._names, self._problems = Path(path), {"__name__": Path(path).stem}, []
-        text = self._path.read_text(encoding="utf-8")
-        for line, cell in cells(text):
+        self._path, self._names, self._read = Path(path), {"__name__": Path(path).stem}, True
+        self.problems: list[str] = []
+        for line, cell in cells(self._text()):
             try:
                 check(lambda line=line, cell=cell: self._run("\n" * (line - 1) + cell), seconds)
             except Exception as error:
-                self._problems.append(f"the cell at line {line} stopped with {type(error).__name__}: {error}")
+                self.problems.append(f"the cell at line {line} stopped with {type(error).__name__}: {error}")
+
+    def _text(self) -> str:
+        """The file's text; of a file that cannot be read nothing, and a problem that says why."""
+        try:
+            text = self._path.read_text(encoding="utf-8-sig")  # some editors begin a UTF-8 file with a mark
+            if "\0" not in text:  # as it is in UTF-16 without a mark
+                return text
+            self.problems.append(f"{self._path.name} is not UTF-8 text: save it as UTF-8")
+        except UnicodeDecodeError:
+            self.problems.append(f"{self._path.name} is not UTF-8 text: save it as UTF-8")
+        except OSError as error:
+            self.problems.append(f"{self._path.name} cannot be read: {error.strerror}")
+        self._read = False
+        return ""
 
     def _run(self, code: str) -> None:
         exec(compile(code, str(self._path), "exec"), self._names)
@@ -187,9 +205,11 @@ class Submission:
     def __getattr__(self, name: str) -> Any:
         if name in self._names:
             return self._names[name]
-        why = "; ".join([f"{self._path.name} does not define {name}", *self._problems])
+        undefined = [f"{self._path.name} does not define {name}"] if self._read else []
+        why = "; ".join([*undefined, *self.problems])
 
         def missing(*_args: Any, **_options: Any) -> None:
+            __tracebackhide__ = True
             raise AssertionError(why)
 
         return missing
@@ -212,5 +232,6 @@ def cells(text: str) -> list[tuple[int, str]]:
 
 def pytest_pyfunc_call(pyfuncitem: Any) -> bool:
     """For the student copy's conftest.py: pytest runs its tests through ``check``."""
+    __tracebackhide__ = True
     check(pyfuncitem.obj)
     return True

@@ -181,7 +181,7 @@ def make(folder: Path) -> list[str]:
             files |= {f"{name}.py": stub(text), f"test_{name}.py": tests(text, name)}
             for file, content in files.items():
                 (folder / name / file).write_text(content, encoding="utf-8")
-        settings = "\n".join(("[pytest]", "addopts = -q", "markers =", *marks)) + "\n"
+        settings = "\n".join(("[pytest]", "addopts = -q --tb=short", "markers =", *marks)) + "\n"
         (folder / "pytest.ini").write_text(settings, encoding="utf-8")
         (folder / "conftest.py").write_text(CONFTEST, encoding="utf-8")
         readme = (COURSE / "README.md").read_text(encoding="utf-8")

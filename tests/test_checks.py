@@ -175,6 +175,24 @@ def test_a_broken_cell_costs_only_its_own_functions(tmp_path, capfd):
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "cp1252"])
+def test_a_file_that_is_not_utf8_is_an_answer_that_fails(tmp_path, encoding):
+    path = tmp_path / "assignment1.py"
+    path.write_text("# %% task f\ndef f():\n    return 'é'\n", encoding=encoding)
+    submission = Submission(path)
+    with pytest.raises(AssertionError, match=r"^assignment1\.py is not UTF-8 text: save it as UTF-8$"):
+        submission.f()
+    assert submission.problems == ["assignment1.py is not UTF-8 text: save it as UTF-8"]
+
+
+def test_utf8_with_a_mark_is_read_and_a_lost_file_is_not(tmp_path):
+    path = tmp_path / "assignment1.py"
+    path.write_text("def f():\n    return 'é'\n", encoding="utf-8-sig")
+    assert Submission(path).f() == "é" and not Submission(path).problems
+    with pytest.raises(AssertionError, match=r"^lost\.py cannot be read: "):
+        Submission(tmp_path / "lost.py").f()
+
+
 def test_errors_name_the_line_of_the_file(tmp_path):
     path = tmp_path / "assignment1.py"
     path.write_text("\n\n# %% task f\ndef f():\n    return 1 / 0\n", encoding="utf-8")

@@ -140,6 +140,68 @@ def test_pytest_grades_a_copy(copy, name, pytester):
     pytester.runpytest_inprocess(str(copy), "-m", name).assert_outcomes(passed=len(tests))
 
 
+def test_pytest_shows_the_message_and_none_of_the_machinery(copy, pytester):
+    solved = course.stub(source("assignment1"))
+    wrong = solved.replace("d = ref_logprobs.detach() - logprobs", "d = logprobs - ref_logprobs")
+    (copy / "assignment1" / "assignment1.py").write_text(wrong.replace("def clip_fraction(", "def other("), "utf-8")
+    result = pytester.runpytest_inprocess(str(copy), "-m", "assignment1")
+    result.stdout.fnmatch_lines(
+        [
+            "*test_assignment1.py:*: in test_kl_k3",
+            "    same(*",
+            "E   AssertionError: the sign of d is reversed: d = ref_logprobs - logprobs",
+            "*test_assignment1.py:*: in test_clip_fraction",
+            "E   AssertionError: assignment1.py does not define clip_fraction",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*checks.py:*")
+
+
+def test_pytest_runs_on_when_a_file_is_not_utf8(copy, pytester):
+    (copy / "assignment1" / "assignment1.py").write_bytes(course.stub(source("assignment1")).encode("utf-16"))
+    (copy / "assignment2" / "assignment2.py").write_text(course.stub(source("assignment2")), encoding="utf-8")
+    counts = [sum(c.kind == "test" for c in course.parse(source(f"assignment{n}"))) for n in (1, 2)]
+    result = pytester.runpytest_inprocess(str(copy), "-m", "assignment1 or assignment2")
+    result.assert_outcomes(failed=counts[0], passed=counts[1])
+    result.stdout.fnmatch_lines(["*assignment1.py is not UTF-8 text: save it as UTF-8*"])
+
+
+def test_grading_a_file_that_is_not_utf8_goes_on_with_the_next(grade, tmp_path, capsys):
+    ada, ben = tmp_path / "ada.py", tmp_path / "ben.py"
+    ada.write_bytes(course.stub(source("assignment1")).encode("utf-16"))
+    ben.write_text(course.stub(source("assignment1")), encoding="utf-8")
+    assert grade.main(["assignment1", str(ada), str(ben)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"  0 of 20  {ada}",
+        "    ada.py is not UTF-8 text: save it as UTF-8",
+        f" 20 of 20  {ben}",
+    ]
+
+
+def test_grading_a_notebook_is_refused(grade, copy, capsys):
+    files = [str(copy / "assignment1" / f"assignment1.{end}") for end in ("py", "ipynb")]
+    assert grade.main(["assignment1", *files]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert "notebooks are graded by nbgrader; name .py files" in err
+
+
+def test_grading_says_not_solved_and_a_cause_once(grade, copy, tmp_path, capsys):
+    tests = [cell for cell in course.parse(source("assignment1")) if cell.kind == "test"]
+    stub = copy / "assignment1" / "assignment1.py"
+    assert grade.main(["assignment1", str(stub)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"  0 of 20  {stub}", *(f"    {cell.name} (-{cell.points}): not solved" for cell in tests)]
+    left = tmp_path / "left.py"
+    left.write_text("import sys\nsys.exit('bye')\n\ndef ratio():\n    pass\n", encoding="utf-8")
+    assert grade.main(["assignment1", str(left)]) == 0
+    first, cause, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("  0 of 20") and "cell at line 1 stopped" in cause and "SystemExit" in cause
+    for cell, line in zip(tests, rest, strict=True):
+        name = cell.name.partition("__")[0]
+        assert line == f"    {cell.name} (-{cell.points}): left.py does not define {name}"
+
+
 def test_grading_files_without_nbgrader(grade, tmp_path, capsys):
     solved = course.stub(source("assignment1"))
     perfect, ben = tmp_path / "ada.py", tmp_path / "ben.py"

@@ -37,7 +37,8 @@ def failures(name: str, answers: dict[str, Any], only: str = "") -> dict[str, st
                 check(names[f"test_{cell.name}"])
             except Exception as error:
                 kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
-                failed[cell.name] = f"{kind}{error}"
+                stub = isinstance(error, NotImplementedError) and not str(error)
+                failed[cell.name] = "not solved" if stub else f"{kind}{error}"
     return failed
 
 
@@ -50,16 +51,22 @@ def main(argv: list[str] | None = None) -> int:
     for needed in (path, *args.files):
         if not needed.is_file():
             return display.complain(f"there is no file {needed}")
+    for file in args.files:
+        if file.suffix == ".ipynb":
+            return display.complain(f"{file} is a notebook: notebooks are graded by nbgrader; name .py files")
     cells = course.parse(path.read_text(encoding="utf-8"))
     for file in args.files:
         submission = Submission(file)
         failed = failures(args.name, {c.name: getattr(submission, c.name) for c in cells if c.kind == "task"})
         points = sum(c.points for c in cells if c.kind == "test" and c.name not in failed)
         print(f"{points:3} of {sum(c.points for c in cells)}  {file}")
+        cause = "; ".join(submission.problems)
+        if cause:  # said once, not again for every test that it costs
+            print(f"    {' '.join(cause.split())}")
         for cell in cells:
-            if cell.kind == "test" and cell.name in failed:
-                message = failed[cell.name].partition("\n")[0]
-                print(f"    {cell.name} (-{cell.points}): {message or 'not solved'}")
+            if cell.kind == "test" and cell.name in failed and failed[cell.name] != cause:
+                message = failed[cell.name].removesuffix(f"; {cause}").partition("\n")[0]
+                print(f"    {cell.name} (-{cell.points}): {message or 'a check failed'}")
     return 0
 
 
