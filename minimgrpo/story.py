@@ -132,7 +132,16 @@ def rewarded(rollouts: list[Rollout], expert: Expert | None = None) -> list[Roll
 
 def transcript(rollout: Rollout) -> str:
     """A rollout as indented lines of text."""
-    return "\n".join(f"{'  ' * depth}{who}: {text}" for depth, who, text in report.transcript(rollout))
+    return "\n".join("  " * depth + said(who, text) for depth, who, text in report.transcript(rollout))
+
+
+def said(who: str, text: str) -> str:
+    """A transcript's line in print: a colon after an agent, none after the marks of ``report.transcript``.
+
+    >>> said("planner", "FINAL ANSWER: 7"), said("->", "Mali"), said("stopped", "(format: not JSON)")
+    ('planner: FINAL ANSWER: 7', '-> Mali', 'stopped (format: not JSON)')
+    """
+    return f"{who} {text}" if who in ("->", "=", "stopped") else f"{who}: {text}"
 
 
 def padded(rows: list[list]) -> torch.Tensor:

@@ -101,6 +101,9 @@ def test_another_expert(policy):
 
 def test_helpers_of_the_notebooks(four):
     assert "  executor: Ouguiya" in story.transcript(four[2]).splitlines()
+    assert "    -> Mauritania: Its currency is the Ouguiya. [id 185]" in story.transcript(four[2]).splitlines()
+    assert story.transcript(four[1]).splitlines()[-1] == "stopped (format: the tool call is not JSON)"
+    assert story.said("=", "result; reward 0.10") == "= result; reward 0.10"
     assert story.table(["a"], [[0.5], [3]]) == "| a |\n| --- |\n| 0.500 |\n| 3 |"
     assert story.same([[1, 0.5]], [[1.0, 0.5]]) and story.same("yes", "yes")
     for wrong in (None, 1.0, [[1.0, 0.6]], [[1.0]], [1.0, 0.5], "no"):
