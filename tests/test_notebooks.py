@@ -365,6 +365,7 @@ def my_expert(task, output, report):
 @pytest.fixture(scope="module")
 def prepared():
     """``prepared(number)`` -> a copy of the names that the notebook's cells tagged "setup" define."""
+    pytest.importorskip("IPython", reason="the extra notebooks: the cells show tables with IPython")
     done = {}
 
     def prepare(number: str) -> dict:
