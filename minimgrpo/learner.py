@@ -82,7 +82,7 @@ class Learner:
         objective, started = self.objective, time.perf_counter()
         kept = [t for t in trajectories if t.copies > 0 and t.sampled]
         used = kept if objective.kl else [t for t in kept if t.advantage != 0]
-        used = sorted(used, key=lambda t: len(t.token_ids))
+        used = sorted(used, key=lambda t: (t.agent, len(t.token_ids)))
         lr = objective.lr if lr is None else lr
         metrics = {"lr": lr, "trained": len(used), "trained_tokens": sum(len(t.token_ids) for t in used)}
         self.policy.use(self.role)
@@ -109,40 +109,39 @@ class Learner:
     ) -> dict[str, float]:
         """Add ``scale`` times the whole batch's gradient to the parameters, micro-batch by micro-batch."""
         objective, total, weighted = self.objective, {"loss": 0.0, "ratio_max": 0.0}, 0.0
-        agents = sorted({t.agent for t in used})
-        norms: dict[str, float] = {}
-        for agent in agents:  # one, but for a shared adapter
-            before = self._gradient() if len(agents) > 1 else None
-            for batch in self._micro_batches([t for t in used if t.agent == agent]):
-                ids, masks = [t.token_ids for t in batch], [t.mask for t in batch]
-                logprobs, mask = self.policy.score(self.role, ids, masks, self.temperature)
-                width = mask.shape[1]
-                device = logprobs.device
-                old = torch.tensor([t.logprobs + [0.0] * (width - len(t.logprobs)) for t in batch], device=device)
-                advantages = torch.tensor([t.advantage for t in batch], device=device)
-                copies = torch.tensor([float(t.copies) for t in batch], device=device)
-                clip = (objective.clip_low, objective.clip_high, objective.ratio)
-                loss = grpo.policy_loss(
-                    logprobs, old, advantages, mask, copies, *clip, average=objective.average, normalizer=normalizer
-                )
-                if objective.kl:
-                    with torch.no_grad():
-                        reference, _ = self.policy.score(None, ids, masks, self.temperature)
-                    self.policy.use(self.role)
-                    divergence = (grpo.kl_k3(logprobs, reference) * mask * copies[:, None]).sum() / tokens
-                    loss = loss + objective.kl * divergence
-                    total["kl"] = total.get("kl", 0.0) + divergence.item()
-                (loss * scale).backward()
-                stats = grpo.policy_stats(logprobs.detach(), old, advantages, mask, copies, *clip)
-                total["loss"] += loss.item()
-                total["ratio_max"] = max(total["ratio_max"], stats.pop("ratio_max"))
-                for name, value in stats.items():
-                    total[name] = total.get(name, 0.0) + value * self._tokens(batch)
-                weighted += self._tokens(batch)
-            if before is not None:
-                norms[agent] = (self._gradient() - before).norm().item() / scale
+        several, parts = len({t.agent for t in used}) > 1, {}
+        for batch in self._micro_batches(used):
+            ids, masks = [t.token_ids for t in batch], [t.mask for t in batch]
+            logprobs, mask = self.policy.score(self.role, ids, masks, self.temperature)
+            width = mask.shape[1]
+            device = logprobs.device
+            old = torch.tensor([t.logprobs + [0.0] * (width - len(t.logprobs)) for t in batch], device=device)
+            advantages = torch.tensor([t.advantage for t in batch], device=device)
+            copies = torch.tensor([float(t.copies) for t in batch], device=device)
+            clip = (objective.clip_low, objective.clip_high, objective.ratio)
+            loss = grpo.policy_loss(
+                logprobs, old, advantages, mask, copies, *clip, average=objective.average, normalizer=normalizer
+            )
+            if objective.kl:
+                with torch.no_grad():
+                    reference, _ = self.policy.score(None, ids, masks, self.temperature)
+                self.policy.use(self.role)
+                divergence = (grpo.kl_k3(logprobs, reference) * mask * copies[:, None]).sum() / tokens
+                loss = loss + objective.kl * divergence
+                total["kl"] = total.get("kl", 0.0) + divergence.item()
+            before = self._gradient() if several else None
+            (loss * scale).backward()
+            if several:
+                parts[batch[0].agent] = parts.get(batch[0].agent, 0.0) + self._gradient() - before
+            stats = grpo.policy_stats(logprobs.detach(), old, advantages, mask, copies, *clip)
+            total["loss"] += loss.item()
+            total["ratio_max"] = max(total["ratio_max"], stats.pop("ratio_max"))
+            for name, value in stats.items():
+                total[name] = total.get(name, 0.0) + value * self._tokens(batch)
+            weighted += self._tokens(batch)
         means = {n: v if n in ("loss", "ratio_max", "kl") else v / weighted for n, v in total.items()}
-        return means | ({"grad_norms": norms} if norms else {})
+        norms = {agent: part.norm().item() / scale for agent, part in parts.items()}
+        return means | ({"grad_norms": norms} if several else {})
 
     def _gradient(self) -> torch.Tensor:
         """The accumulated gradient as one vector."""
@@ -151,10 +150,14 @@ class Learner:
         )
 
     def _micro_batches(self, used: list[Trajectory]) -> list[list[Trajectory]]:
-        """Cut a list sorted by length so that each piece has at most ``objective.tokens`` padded tokens."""
+        """Cut a list sorted by agent and length into pieces of one agent and at most ``objective.tokens`` padded tokens.
+
+        (There are several agents only where they share the adapter.)
+        """
         batches: list[list[Trajectory]] = []
         for trajectory in used:
-            if not batches or len(trajectory.token_ids) * (len(batches[-1]) + 1) > self.objective.tokens:
+            same = batches and batches[-1][0].agent == trajectory.agent
+            if not same or len(trajectory.token_ids) * (len(batches[-1]) + 1) > self.objective.tokens:
                 batches.append([])
             batches[-1].append(trajectory)
         return batches
