@@ -134,6 +134,20 @@ def _over(trajectory: Trajectory, turn: int, limits: Limits) -> bool:
     return bool(trajectory.stop_reason)
 
 
+class Cast:
+    """What ``converse`` needs of a policy, with each role on the adapter that ``adapters`` names for it.
+
+    Roles that share an adapter still have their own prompts.
+    """
+
+    def __init__(self, policy: Policy, adapters: dict[str, str]):
+        self.policy, self.adapters = policy, adapters
+        self.chat, self.max_context = policy.chat, policy.max_context
+
+    def conversations(self, role: str, prompts: list[list[int]]):
+        return self.policy.conversations(self.adapters[role], prompts)
+
+
 def plan(
     policy: Policy,
     questions: list,
@@ -220,8 +234,9 @@ def team_rollouts(
     key: tuple,
     deadline: float | None = None,
     executor_policy: Policy | None = None,
+    attempts: int = 1,
 ) -> list[Rollout]:
-    """One rollout of each question, in order, as one batch. ``key`` is what its random numbers depend on."""
+    """``attempts`` rollouts of each question, in order, as one batch. ``key``: what the random numbers depend on."""
     executed: list[Trajectory] = []
 
     def delegate(turn: int, sub_tasks: list[SubTask]) -> list[ToolResult]:
@@ -230,5 +245,5 @@ def team_rollouts(
         executed.extend(done)
         return [report(t) for t in done]
 
-    planned = plan(policy, questions, 1, delegate, limits, temperature, generator(*key, "planner"), deadline)
+    planned = plan(policy, questions, attempts, delegate, limits, temperature, generator(*key, "planner"), deadline)
     return rollouts(planned, executed)

@@ -263,6 +263,12 @@ class Server:
             shutil.rmtree(self.log.checkpoint(self.role, version), ignore_errors=True)
 
 
+def draw_questions(questions: list, config: Config, step: int) -> list:
+    """The questions of a step, the same whenever they are asked for."""
+    count = min(config.questions, len(questions))
+    return random.Random(f"{config.seed} questions {step}").sample(questions, count)
+
+
 class PlannerServer(Server):
     """Owns the questions: rolls out, judges right or wrong, tells the outcomes."""
 
@@ -286,9 +292,8 @@ class PlannerServer(Server):
         return reports
 
     def chosen(self, step: int) -> list:
-        """The step's questions, the same whenever they are asked for."""
-        count = min(self.config.questions, len(self.questions))
-        return random.Random(f"{self.config.seed} questions {step}").sample(self.questions, count)
+        """The step's questions."""
+        return draw_questions(self.questions, self.config, step)
 
     def rollout(self, step: int, delegate) -> list[Trajectory]:
         """K attempts at each question, rewarded, with their group advantages; publishes the outcomes."""

@@ -184,10 +184,8 @@ def measured(run_log: RunLog, questions: list, step: int) -> dict:
         if rows:
             found[role] = rows[0]
             continue
-        trajectories, outcomes = (
-            log.read_trajectories(run_log.trajectories(role, step)),
-            log.read(run_log.outcomes(step)),
-        )
+        trajectories = log.read_trajectories(run_log.trajectories(role, step))
+        outcomes = log.read(run_log.outcomes(step))
         found[role] = metrics.row(role, step, trajectories, {}, None)
         found[role] |= metrics.executor(trajectories, outcomes, metrics.keys(questions))
     return found

@@ -25,7 +25,6 @@ equal prompts would mostly have one member, who learns nothing. A place that one
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,13 +34,13 @@ import numpy as np
 import torch
 
 from minimgrpo import agents, casting, log, workflows
-from minimgrpo.agents import Limits, generator
+from minimgrpo.agents import Cast, Limits, generator
 from minimgrpo.credit import difference, shapley_exact
 from minimgrpo.grpo import group_advantages
 from minimgrpo.log import LogError, RunLog
 from minimgrpo.policy import Policy
 from minimgrpo.scorer import gaia_score
-from minimgrpo.servers import OUTCOME, Config, Server
+from minimgrpo.servers import OUTCOME, Config, Server, draw_questions
 from minimgrpo.tools import Tools
 from minimgrpo.trajectory import Trajectory
 from minimgrpo.warmup import warm_up
@@ -74,17 +73,6 @@ class WorkflowConfig(Config):
     def adapters(self) -> dict[str, str]:
         """role -> the adapter that it speaks through."""
         return {role: role if self.sharing == "isolated" else SHARED for role in ROLES[self.workflow]}
-
-
-class Cast:
-    """A policy for roles: what ``agents.converse`` needs of one, with each role on its adapter."""
-
-    def __init__(self, policy: Policy, adapters: dict[str, str]):
-        self.policy, self.adapters = policy, adapters
-        self.chat, self.max_context = policy.chat, policy.max_context
-
-    def conversations(self, role: str, prompts: list[list[int]]):
-        return self.policy.conversations(self.adapters[role], prompts)
 
 
 # ------------------------------------------------------------------------------------------------------- playing
@@ -322,8 +310,7 @@ class WorkflowTeam:
     def play(self, step: int) -> list[Trajectory]:
         """K rollouts of each of the step's questions, rewarded, with their advantages; publishes the outcomes."""
         config, limits = self.config, self.config.limits
-        count = min(config.questions, len(self.questions))
-        chosen = random.Random(f"{config.seed} questions {step}").sample(self.questions, count)
+        chosen = draw_questions(self.questions, config, step)
         key = (config.seed, step)
         episodes = play(
             config.workflow, self.cast, self.tools, chosen, config.rollouts, limits, config.temperature, key

@@ -16,15 +16,17 @@ from pathlib import Path
 import torch
 
 from minimgrpo import agents, log, metrics, solo, tasks
-from minimgrpo.agents import SubTask, generator
+from minimgrpo.agents import Cast, generator
 from minimgrpo.demonstrations import Demonstrator, name_pieces
 from minimgrpo.experiments.graders import EXPERTS
 from minimgrpo.experiments.setting import TEAMS, VERSION, Setting
 from minimgrpo.experiments.weights import ALIGNMENTS
 from minimgrpo.learner import Learner, Objective
 from minimgrpo.policy import Policy
+from minimgrpo.protocol import ROLES
+from minimgrpo.servers import draw_questions
 from minimgrpo.settle import reward_planner, settle_executor, settle_planner
-from minimgrpo.tools import ToolResult, Tools
+from minimgrpo.tools import Tools
 from minimgrpo.trajectory import Trajectory
 from minimgrpo.warmup import warm_up
 
@@ -36,17 +38,6 @@ KEPT += ("duplicated", "dropped")
 """What a run remembers of a step's line of ``metrics``."""
 
 
-class OneAdapter:
-    """A policy in which every role uses the adapter ``name``; the roles still have their own prompts."""
-
-    def __init__(self, policy: Policy, name: str):
-        self.policy, self.name = policy, name
-        self.chat, self.max_context = policy.chat, policy.max_context
-
-    def conversations(self, role: str, prompts: list[list[int]]):
-        return self.policy.conversations(self.name, prompts)
-
-
 class Run:
     """A run of ``setting`` from the adapters of ``policy`` on. ``questions`` are those of training."""
 
@@ -55,7 +46,7 @@ class Run:
         self.setting, self.questions = setting, questions
         roles = TEAMS[setting.team]
         self.policy = policy
-        self.agents = OneAdapter(self.policy, "shared") if setting.team == "shared" else self.policy
+        self.agents = Cast(policy, dict.fromkeys(ROLES, "shared")) if setting.team == "shared" else policy
         self.tools = Tools(pages, k=setting.hits, sentences=setting.sentences)
         self.expert = EXPERTS[setting.expert](questions)
         self.keys = metrics.keys(questions)
@@ -92,33 +83,26 @@ class Run:
         """The step's questions."""
         levels = self.setting.levels(step)
         pool = [q for q in self.questions if levels is None or q.level in levels]
-        draws = random.Random(f"{self.config.seed} questions {step}")
-        return draws.sample(pool, min(self.config.questions, len(pool)))
+        return draw_questions(pool, self.config, step)
 
     def play(self, step: int) -> tuple[list[Trajectory], list[Trajectory]]:
         """K attempts at each of the step's questions, settled -> the planner's (or solo's), the executor's."""
-        config, questions = self.config, self.chosen(step)
-        draws, executed = generator(config.seed, step, "planner"), []
-
-        def delegate(turn: int, sub_tasks: list[SubTask]) -> list[ToolResult]:
-            own = generator(config.seed, step, "executor", turn)
-            done = agents.execute(self.agents, self.tools, sub_tasks, config.limits, config.temperature, own)
-            executed.extend(done)
-            return [agents.report(t) for t in done]
-
-        shared = config.rollouts, config.limits, config.temperature, draws
+        config, questions, key = self.config, self.chosen(step), (self.config.seed, step)
+        how = config.limits, config.temperature
         if self.setting.team == "solo":
-            planned = agents.solve(self.agents, self.tools, questions, *shared)
+            draws = generator(*key, "planner")
+            planned, executed = agents.solve(self.agents, self.tools, questions, config.rollouts, *how, draws), []
         else:
-            planned = agents.plan(self.agents, questions, shared[0], delegate, *shared[1:])
+            team = agents.team_rollouts(self.agents, self.tools, questions, *how, key, attempts=config.rollouts)
+            planned, executed = [r.planner for r in team], [t for r in team for t in r.calls]
         for t in planned + executed:
             learner = self.learners.get(t.agent) or self.learners.get("shared")
             t.step, t.policy_version = step, learner.version if learner else 0
         settle_planner(planned, questions)
         executed.sort(key=lambda t: (t.question_id, t.rollout, t.call))
         correct = {(t.question_id, t.rollout): t.reward_parts["correct"] for t in planned}
-        how = self.setting.weights, ALIGNMENTS[self.setting.alignment]
-        settle_executor(executed, correct, self.expert, config.d_max, f"{config.seed} {step}", *how)
+        weights, align = self.setting.weights, ALIGNMENTS[self.setting.alignment]
+        settle_executor(executed, correct, self.expert, config.d_max, f"{config.seed} {step}", weights, align)
         return planned, executed
 
     def _measure(self, step: int, planned: list, executed: list, learned: dict, seconds: float) -> None:

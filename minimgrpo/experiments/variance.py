@@ -26,7 +26,6 @@ from pathlib import Path
 import torch
 
 from minimgrpo import agents, log, tasks
-from minimgrpo.agents import generator
 from minimgrpo.alignment import align
 from minimgrpo.experiments.setting import Setting
 from minimgrpo.experiments.trainer import Run, load_policy
@@ -157,16 +156,10 @@ def ratio(a: _Moments, b: _Moments) -> tuple[float, float, float]:
 
 def roll_out(run: Run, questions: list, batch: int) -> tuple[list[Trajectory], dict[tuple[str, int], float]]:
     """K attempts at each question -> the executor's trajectories (in settlement's order) and every outcome."""
-    config, executed = run.config, []
-
-    def delegate(turn: int, sub_tasks: list) -> list:
-        own = generator("variance", batch, "executor", turn)
-        done = agents.execute(run.agents, run.tools, sub_tasks, config.limits, config.temperature, own)
-        executed.extend(done)
-        return [agents.report(t) for t in done]
-
-    draws = generator("variance", batch, "planner")
-    planned = agents.plan(run.agents, questions, config.rollouts, delegate, config.limits, config.temperature, draws)
+    config, key = run.config, ("variance", batch)
+    how = config.limits, config.temperature
+    team = agents.team_rollouts(run.agents, run.tools, questions, *how, key, attempts=config.rollouts)
+    planned, executed = [r.planner for r in team], [t for r in team for t in r.calls]
     settle_planner(planned, questions)
     executed.sort(key=lambda t: (t.question_id, t.rollout, t.call))
     return executed, {(t.question_id, t.rollout): t.reward_parts["correct"] for t in planned}
