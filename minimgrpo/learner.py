@@ -150,7 +150,7 @@ class Learner:
         )
 
     def _micro_batches(self, used: list[Trajectory]) -> list[list[Trajectory]]:
-        """Cut a list sorted by agent and length into pieces of one agent and at most ``objective.tokens`` padded tokens.
+        """Cut a list sorted by agent and length into pieces of one agent, at most ``objective.tokens`` padded tokens.
 
         (There are several agents only where they share the adapter.)
         """
