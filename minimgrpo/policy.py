@@ -242,8 +242,9 @@ def _effective_weight(layer) -> torch.Tensor:
 def describe(policy: Policy) -> str:
     """One line for a person: the model, its size, its quantization, and where it computes in which numbers."""
     model = policy.model.get_base_model()
-    packed = [(p, getattr(p, "quant_state", None)) for p in model.parameters() if not p.requires_grad]
-    total = sum(state.shape.numel() if state else p.numel() for p, state in packed)  # two NF4 numbers are one byte
+    base = [p for name, p in model.named_parameters() if "lora_" not in name]
+    states = [(p, getattr(p, "quant_state", None)) for p in base]
+    total = sum(state.shape.numel() if state else p.numel() for p, state in states)  # two NF4 numbers are one byte
     config = json.loads(model.config.to_json_string()).get("quantization_config") or {}
     kind = "int8" if config.get("load_in_8bit") else config.get("bnb_4bit_quant_type", "not quantized")
     numbers = str(model.dtype).removeprefix("torch.")

@@ -407,3 +407,10 @@ def test_an_adapter_starts_the_same_whoever_else_is_loaded(folders):
         assert all(torch.equal(p, alone[name]) for name, p in both.parameters(role).items())
     pairs = zip(both.parameters("planner").values(), both.parameters("executor").values(), strict=True)
     assert any(not torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("quantize", ["nf4", "none"])
+def test_a_description_counts_the_bases_own_numbers_packed_or_not_and_no_adapters(quantize):
+    both, one = (Policy.load("atlas-lm", quantize=quantize, roles=roles) for roles in (("a", "b"), ("a",)))
+    assert describe(both) == describe(one)
+    assert describe(both).startswith("atlas-lm (0.8 M parameters, ")  # 787,072 in its file
