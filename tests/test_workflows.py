@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import FEW, SHORT
 
-from minimgrpo import casting, learner, log, protocol, show, train, workflow_team, workflows
+from minimgrpo import casting, learner, log, protocol, show, train, workflow_play, workflow_team, workflows
 from minimgrpo.agents import Limits
 from minimgrpo.atlas import Step
 from minimgrpo.casting import RoleDemonstrator
@@ -156,7 +156,7 @@ def voting_episodes(scripted):
 
     policy = scripted(script)
     cast = Cast(policy, {role: role for role in ROLES["voting"]})
-    episodes = workflow_team.play("voting", cast, Tools(PAGES), [GHANA], 2, Limits(), 1.0, (0,))
+    episodes = workflow_play.play("voting", cast, Tools(PAGES), [GHANA], 2, Limits(), 1.0, (0,))
     return policy, episodes
 
 
@@ -168,10 +168,10 @@ def test_a_vote_under_team_and_under_per_agent_credit(scripted):
     policy, episodes = voting_episodes(scripted)
     assert [e.answer for e in episodes] == ["Kumasi", "Accra"]
     assert policy.batches == [("generator", 6), ("aggregator", 2)]
-    workflow_team.settle(episodes, "team")
+    workflow_play.settle(episodes, "team")
     assert by_place(episodes, "reward") == [[0.1] * 4, [1.0] * 4]
     assert by_place(episodes, "advantage") == [[-1.0] * 4, [1.0] * 4]  # the wrong vote for Lagos too
-    workflow_team.settle(episodes, "per-agent")
+    workflow_play.settle(episodes, "per-agent")
     assert by_place(episodes, "reward") == [[1.0, 0.1, 0.1, 0.1], [1.0, 1.0, 0.1, 1.0]]
     assert by_place(episodes, "advantage") == [[0, -1, 0, -1], [0, 1, 0, 1]]
     assert [t.reward_parts for _, t in episodes[1].turns[2:3]] == [
@@ -200,13 +200,13 @@ def asked_again(episodes, credit):
         asked.extend((i, turn.ask.role, turn.ask.text) for i, turn in batch)
         return [Said(pick(turn.ask.text)) for _, turn in batch]
 
-    return workflow_team.coalition_values("voting", episodes, credit, ask), asked
+    return workflow_play.coalition_values("voting", episodes, credit, ask), asked
 
 
 def test_a_vote_under_difference_credit(scripted):
     _, episodes = voting_episodes(scripted)
     values, asked = asked_again(episodes, "difference")
-    workflow_team.settle(episodes, "difference", values)
+    workflow_play.settle(episodes, "difference", values)
     # rollout 1: without either vote for Accra the aggregator takes the last, Lagos; without Lagos, or without the
     # aggregator (the majority stands in for it), it is Accra still. Rollout 0 is wrong in any case.
     assert by_place(episodes, "reward") == [[0.1] * 4, [1.0, 1.0, 0.1, 0.1]]
@@ -218,7 +218,7 @@ def test_a_vote_under_difference_credit(scripted):
 def test_a_vote_under_shapley_credit(scripted):
     _, episodes = voting_episodes(scripted)
     values, asked = asked_again(episodes, "shapley")
-    workflow_team.settle(episodes, "shapley", values)
+    workflow_play.settle(episodes, "shapley", values)
 
     def V(votes, S):
         said = [vote if s in S else "unknown" for s, vote in enumerate(votes)]
@@ -235,13 +235,13 @@ def test_a_vote_under_shapley_credit(scripted):
             gains = [V(votes, o[: o.index(player) + 1]) - V(votes, o[: o.index(player)]) for o in orders]
             paid = episode.turns[player][1].reward_parts["credit"]
             assert paid == pytest.approx(sum(gains) / len(orders), abs=1e-9)
-        assert sum(t.reward_parts["credit"] for _, t in episode.turns) == pytest.approx(workflow_team.outcome(episode))
+        assert sum(t.reward_parts["credit"] for _, t in episode.turns) == pytest.approx(workflow_play.outcome(episode))
     assert len(asked) == len(set(asked)) == 14  # of 8 coalitions with an aggregator one was played
 
 
 def episodes_of(name, scripted, script, rollouts=2):
     cast = Cast(scripted(script), {role: role for role in ROLES[name]})
-    return workflow_team.play(name, cast, Tools(PAGES, k=1), [GHANA], rollouts, Limits(), 1.0, (0,))
+    return workflow_play.play(name, cast, Tools(PAGES, k=1), [GHANA], rollouts, Limits(), 1.0, (0,))
 
 
 def test_eval_opt_groups_by_how_often_a_player_spoke(scripted):
@@ -252,15 +252,15 @@ def test_eval_opt_groups_by_how_often_a_player_spoke(scripted):
 
     episodes = episodes_of("eval-opt", scripted, script)
     assert [e.answer for e in episodes] == ["Accra", "Kumasi"]
-    workflow_team.settle(episodes, "team")
+    workflow_play.settle(episodes, "team")
     assert by_place(episodes, "advantage") == [[1, 1, 0, 0], [-1, -1]]  # nobody else refined: nothing to compare with
-    workflow_team.settle(episodes, "per-agent")
+    workflow_play.settle(episodes, "per-agent")
     assert by_place(episodes, "reward") == [[0.1, 1.0, 1.0, 1.0], [0.1, 0.1]]  # verdicts: right, right; wrong
     assert by_place(episodes, "advantage") == [[0, 1, 0, 0], [0, -1]]
     assert episodes[0].players == [("generator", 0), ("evaluator", 0)]
     # without the evaluator Lagos stands; without the generator it says "unknown", and the evaluator, who reads
     # something new, says correct: so both are worth 1 in the first rollout
-    values = workflow_team.coalition_values(
+    values = workflow_play.coalition_values(
         "eval-opt", episodes, "shapley", lambda batch: [Said("correct") for _ in batch]
     )
     assert [v.tolist() for v in values] == [[0, 0, 0, 1], [0, 0, 0, 0]]
@@ -274,7 +274,7 @@ def test_orch_workers_per_agent(scripted):
         return said.get(role, ("Accra", "Abuja")[row % 2])
 
     episodes = episodes_of("orch-workers", scripted, script)
-    workflow_team.settle(episodes, "per-agent")
+    workflow_play.settle(episodes, "per-agent")
     assert [t.agent for _, t in episodes[0].turns] == ["orchestrator", "worker", "worker", "synthesizer"]
     assert by_place(episodes, "reward") == [[1.0, 1.0, 0.1, 1.0]] * 2
     synthesizer = episodes[0].turns[3][1].messages[1]["content"]
@@ -287,7 +287,7 @@ def test_debate_and_swarm_on_a_policy(scripted):
         return f"{ANSWER} {('Accra', 'Lagos')[row % 2] if role == 'generator' else user.split('- ')[-1]}"
 
     episodes = episodes_of("debate", scripted, debaters)
-    workflow_team.settle(episodes, "per-agent")  # each takes over the other's answer; the judge the last one
+    workflow_play.settle(episodes, "per-agent")  # each takes over the other's answer; the judge the last one
     assert by_place(episodes, "reward") == [[1.0, 0.1, 0.1, 1.0, 1.0]] * 2
 
     def hops(role, user, row, turn):
@@ -296,7 +296,7 @@ def test_debate_and_swarm_on_a_policy(scripted):
         return f"{ANSWER} {'Accra' if role == 'generator' else 'Lagos'}"
 
     episodes = episodes_of("swarm", scripted, hops)
-    workflow_team.settle(episodes, "team")
+    workflow_play.settle(episodes, "team")
     assert [[t.agent for _, t in e.turns] for e in episodes] == [
         ["controller", who, "controller"] for who in ("solver", "generator")
     ]
@@ -310,7 +310,7 @@ def test_a_malformed_message_earns_nothing_and_says_nothing(scripted):
         return f"{ANSWER} Accra"
 
     episodes = episodes_of("advisor", scripted, script)
-    workflow_team.settle(episodes, "team")
+    workflow_play.settle(episodes, "team")
     assert by_place(episodes, "reward") == [[1.0, 0.0], [1.0, 1.0]]
     assert episodes[0].turns[1][1].stop_reason == "format"
 
@@ -341,7 +341,7 @@ def read(role, message):
 @pytest.fixture
 def checksums(monkeypatch):
     monkeypatch.setattr(protocol, "parse", read)
-    monkeypatch.setattr(workflow_team, "gaia_score", lambda a, gold: bool(a) and crc32(a.encode()) % 2 == 0)
+    monkeypatch.setattr(workflow_play, "gaia_score", lambda a, gold: bool(a) and crc32(a.encode()) % 2 == 0)
 
 
 def a_team(load, root, **changed):
