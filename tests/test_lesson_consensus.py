@@ -119,6 +119,17 @@ def test_two_processes_compute_what_one_does():
         assert abs(z - together).max() < 1e-12
 
 
+def test_three_processes_with_uneven_chunks():
+    """With two, every wrong index on the ring is right by luck. Four numbers in three chunks: two, one, one."""
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(3, 8, 4)), rng.integers(2, size=(3, 8)).astype(float)
+    grads = [partial(consensus.logistic_grad, X=X[k], y=y[k]) for k in range(3)]
+    together = admm(grads, np.zeros(4), 3)["z"][-1]
+    assert abs(together).min() > 1e-3
+    for z in consensus.admm_processes(grads, np.zeros(4), 3):
+        assert abs(z - together).max() < 1e-12
+
+
 @pytest.mark.lesson
 def test_claims():
     found = [claim.verdict for claim in consensus.claims()]

@@ -115,13 +115,24 @@ def test_the_teacher_hears_of_completed_turns_only(monkeypatch):
     assert np.array_equal(heard[4][1], good[:, 0]) and np.array_equal(heard[-1][1], good[:, 1])
 
 
+def test_a_teacher_that_trusts_the_check():
+    """Untold it does as the check says in 80 % of the cases; told, its log-odds are the sum of both."""
+    check = Workflow.random([0], trust=0.8).check
+    ones, state = np.ones((1, 1, 1), dtype=int), np.zeros((1, 1), dtype=int)  # it reads "wrong"; revise?
+    assert np.exp(check.logp(ones, state, 0)) == pytest.approx(0.8)
+    assert np.exp(check.logp(ones, state + 1, 1)) == pytest.approx(0.2)
+    odds = 4 * 19
+    assert np.exp(check.logp(ones, state, 0, state)) == pytest.approx(odds / (1 + odds))
+    assert np.exp(check.logp(ones, state, 0, state + 1)) == pytest.approx(4 / (4 + 19))
+
+
 def test_the_fixed_points_are_reached():
     shown, no = "shown", "not shown"
-    assert [c.verdict for c in distillation.claims(quick=True)] == [shown, "reversed", shown, no, shown, no, no]
+    assert [c.verdict for c in distillation.claims(quick=True)] == [shown, "reversed", shown, no, shown, shown, no, no]
 
 
 @pytest.mark.lesson
 def test_claims():
     found = [claim.verdict for claim in distillation.claims()]
     shown, no = "shown", "not shown"
-    assert found == [shown, "reversed", shown, no, shown, no, no]
+    assert found == [shown, "reversed", shown, no, shown, shown, no, no]

@@ -182,7 +182,8 @@ def test_the_verdicts_follow_the_numbers():
     assert verdicts(permuted=[0.0625, 0.1])[1] == verdicts(nothing=[0.0625, 0.02])[1] == "not shown"
     assert verdicts(latent=[0.1, 0.1])[2] == "reversed" and verdicts(latent=[0.1, 0.3])[2] == "not shown"
     assert verdicts(detached=[0.45, 0.5])[3] == "shown" and verdicts(detached=[0.1, 0.1])[3] == "reversed"
-    assert verdicts(detached=[0.7, 0.35])[4] == "not shown"
+    assert verdicts(detached=[0.7, 0.4])[4] == "shown" and verdicts(detached=[0.7, 0.55])[4] == "not shown"
+    assert verdicts(detached=[0.95, 0.1])[4] == "not shown"  # 0.375 on average, but below it on one seed
     for wrong in (
         ([0.5, 0.6], [0.7, 0.7], [0, 0.7]),
         ([0.5, 0.5], [0.7, 0.71], [0, 0.7]),
@@ -198,11 +199,12 @@ def test_end_to_end_needs_the_gradient_through_the_trace():
     """The lesson's bounds on the full plan."""
     m = latent.measure(latent.FULL)
     assert (m["everything"] > 0.95).all()
-    gain = m["end-to-end"] - m["detached"]  # 0.33, 0.40 and 0.25 when measured: 0.3 on average, not on every seed
+    assert (m["end-to-end"] > 0.7).all()
+    gain = m["end-to-end"] - m["detached"]  # 0.41, 0.42 and 0.27: the third base's trace can be read better as it is
     assert gain.mean() > 0.3 and gain.min() > 0.2
     assert (m["end-to-end"] > m["copied text"] + 0.1).all()
     for control in ("permuted", "nothing"):
         assert (abs(m[control] - latent.CHANCE) <= 0.03).all()
     assert m["end-to-end sweep"][-1] > m["end-to-end sweep"][0] + 0.3  # eight positions against one
     verdicts = [c.verdict for c in latent.judge(latent.FULL, m)]
-    assert verdicts[1] == verdicts[5] == "shown"
+    assert verdicts[1] == verdicts[4] == verdicts[5] == "shown"

@@ -5,7 +5,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from minimgrpo import tasks
+from minimgrpo import protocol, tasks
+from minimgrpo.chat import Chat
 from minimgrpo.learner import Learner, Objective
 from minimgrpo.lessons import opd
 from minimgrpo.policy import Policy
@@ -15,6 +16,8 @@ from minimgrpo.trajectory import Trajectory
 def test_each_token_gets_its_own_advantage(load, converse):
     """The core's loss on rows of one token is the paper's loss, written out here token by token."""
     student, teacher, lam = load(), load(seed=7), 0.5
+    other = next(style for style, prompts in protocol.PROMPTS.items() if prompts != student.chat.prompts)
+    teacher.chat = Chat(student.chat.tokenizer, other)  # used to other prompts: both openings are the student's still
     trajectories = converse(student, rows=4, turns=2)
     loss, kl = 0.0, []
     for t in trajectories:

@@ -76,6 +76,21 @@ def test_the_fixed_pipeline_earns_what_its_parts_say():
     assert abs(measured - q) < 4 * routing.NOISE / 200**0.5
 
 
+def test_a_failed_call_costs_its_tokens_again_a_retry_and_a_mark(monkeypatch):
+    monkeypatch.setattr(routing, "WEB_FAILS", 1.0)
+    monkeypatch.setattr(routing, "NOISE", 0.0)
+    plan = tuple(routing.RULE_BASED.values())
+    assert "web" in plan
+    tokens = routing.cost(plan) + routing.cost(("web",))
+    expected = routing.quality("plain", plan) - 0.3 * min(tokens / 8000, 1) - 0.15
+    graph = PolicyGraph()
+    for teacher in (None, graph):  # on its first visits the graph follows the pipeline
+        episode = routing.run_episode(teacher, "plain", random.Random(0))
+        assert episode["tokens"] == tokens and episode["reward"] == pytest.approx(expected)
+    failures = {row["action"]: (row["visits"], row["failures"]) for row in graph.audit()}
+    assert failures["web"] == (1, 1) and sum(f for _, f in failures.values()) == 1
+
+
 def test_a_planner_is_never_skipped_where_skipping_is_off():
     graph = PolicyGraph()
     routing.run(graph, 0, epochs=3, skip=False)
@@ -99,6 +114,15 @@ def test_learning_reaches_the_bounds():
     assert abs(last(arms["warm"]) - cold) <= 0.05  # one seed; the mean of five is within 0.03
     assert mean(e["reward"] for e in arms["warm"][:5]) >= mean(e["reward"] for e in arms["cold"][:5]) + 0.15
     assert last(arms["folded"]) < cold - 0.1
+
+
+@pytest.mark.lesson
+def test_the_bounds_on_five_seeds():
+    oracle = mean(routing.best_plan(regime)[1] for regime in routing.REGIMES)
+    arms = [routing.arms(seed) for seed in range(5)]
+    end = {name: mean(last(some[name]) for some in arms) for name in arms[0]}
+    assert end["cold"] >= 0.9 * oracle and end["fixed"] < end["no-skip"] < end["cold"]
+    assert abs(end["warm"] - end["cold"]) <= 0.03
 
 
 @pytest.mark.lesson

@@ -56,7 +56,7 @@ class Swarms:
         choice = (7 * self.gains + self.rng.gumbel(size=self.gains.shape)).argmax(-1)[..., None]  # ~ exp(7 gain)
         levels = LEVELS[choice]
         level = rank * levels // particles
-        better = (self.rng.random((2, *rank.shape)) * level).astype(int)  # two levels above one's own
+        better = (self.rng.random((2, *rank.shape)) * level).astype(int)  # two draws of a better level
         better.sort(0)
         teachers = ((better + self.rng.random(better.shape)) * particles / levels).astype(int)
         first, second = (

@@ -194,14 +194,14 @@ def slope(horizons: list[int], totals: np.ndarray) -> float:
 
 def measure(seeds: Sequence[int], horizons: list[int]) -> dict:
     """Total regret [len(horizons), B] of each arm, "same_tables" (mQ against one table for all) and "broken" (share of
-    lower bounds of the first step that lie above Q*, printed and sound; on random games at c = 0.2)."""
+    lower bounds of the first step that lie above Q*, printed and sound; on random games)."""
     K, many = max(horizons), range(8 * len(seeds))  # many where it is cheap
     coord, coords, gaps = Game.make("coord", seeds), Game.make("coord", many), Game.make("gap", many)
     bandit, gap_bandit = Game.make("coord", many, 1, 1), Game.make("gap", many, 1, 1)
     (regret, tables), (one_regret, one_table) = mq(coord, K), mq(replace(coord, players=1), K)
     arms = {
         "mq": regret,
-        "naive": mq(coord, K, common=False, observed=True)[0],
+        "naive": mq(coord, K, c=0.05, common=False, observed=True)[0],
         "intervals": mq_intervals(coord, K)[0],
         "believe": mq(coord, K, common=False)[0],
         "mucb": mucb(bandit, K),
@@ -216,14 +216,14 @@ def measure(seeds: Sequence[int], horizons: list[int]) -> dict:
     }
     wild = Game.make("random", seeds)
     star = wild.optimal()[:, None, 0]
-    broken = [(mq_intervals(wild, K // 2, 0.2, sound)[1][:, :, 0] > star).mean() for sound in (False, True)]
+    broken = [(mq_intervals(wild, K // 2, sound=sound)[1][:, :, 0] > star).mean() for sound in (False, True)]
     same = bool((tables == one_table).all() and (regret == one_regret).all())
     return {"totals": totals, "same_tables": same, "broken": broken}
 
 
 def claims(quick: bool = False) -> list[Claim]:
     seeds = list(range(2 if quick else 4))
-    horizons = [250, 1000, 4000] if quick else [500, 2000, 8000]
+    horizons = [500, 2000, 8000]  # between them the slope of log K is 0.13, that of its square 0.27
     m = measure(seeds, horizons)
 
     def grows(claim: str, arm: str, at_most: float | None = None) -> Claim:
@@ -241,18 +241,18 @@ def claims(quick: bool = False) -> list[Claim]:
     return [
         central if m["same_tables"] else replace(central, verdict="reversed"),
         grows("B: mQ with private rewards loses for ever, even if all actions are seen", "naive"),
-        grows("B: mQ-intervals stops losing", "intervals", 0.5),
+        grows("B: mQ-intervals stops losing", "intervals", 0.3),
         grows("C: mEXC loses no more than K^(2/3): unique optimum", "mexc gap", 0.7),
         grows("C: mEXC loses no more than K^(2/3): two equal conventions", "mexc", 0.7),
         grows("C: mEXC-Bellman loses no more than K^(2/3): two equal conventions", "bellman", 0.7),
         grows("C (ours): a commit with a slack of 0.3 repairs it (slope below 0.8)", "slack", 0.8),
         grows("C (ours, no guarantee): crediting what one intended stops losing", "believe", 0.3),
         Claim(
-            "Alg. 2 as printed (one V in both bounds): the lower table is a lower bound",
+            "Alg. 2 as printed (one V in both bounds): the lower table is a lower bound (random games)",
             f"{printed:.0%} of its first-step entries lie above Q*, {sound:.0%} with a V each",
             "shown" if printed <= 0.01 else "reversed" if printed >= 0.1 and sound <= 0.01 else "not shown",
         ),
-        grows("ancestor, A: mUCB loses like log K", "mucb", 0.5),
+        grows("ancestor, A: mUCB loses like log K", "mucb", 0.3),
         grows("ancestor, B: mUCB with private rewards loses for ever", "mucb private"),
-        grows("ancestor, C: mDSEE loses almost like log K: unique optimum", "mdsee gap", 0.5),
+        grows("ancestor, C: mDSEE loses almost like log K: unique optimum", "mdsee gap", 0.4),
     ]

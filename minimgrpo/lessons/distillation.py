@@ -3,7 +3,7 @@
 Source: arXiv 2609.34234. Student i writes y in its role; a frozen teacher T reads the same tokens. For token k, with
 l_i = log pi_T(y_k | u, role i, y_<k), u what the student reads without its role, and j the contrasting role:
 
-    OPD    A = l_i - log pi_i(y_k | x_i, y_<k)    one sample of minus the gradient of KL(student || teacher)
+    OPD    A = l_i - log pi_i(y_k | x_i, y_<k)    a sample of -KL(student || teacher); A grad log pi_i, of its ascent
     RAS    A + lambda (l_i - l_j)                 role-advantage specialization; the paper's lambda is 0.1
     PAC    the teacher reads u and c^{<t}         privileged attribution: what a verifier found about *completed* turns
 
@@ -21,7 +21,9 @@ Derived by us, and measured below.
 
 Our choices. Two roles draft ``LENGTH`` tokens: own ones, the other's, shared ones; a draft is good if it has an own and
 a shared one. Then each reads a flaky check of its draft (``CUE``) and keeps or revises. There are two turns and nothing
-to agree on (the paper: up to four, until the roles agree). Log-probs are cut at ``FLOOR``.
+to agree on (the paper: up to four, until the roles agree). Log-probs are cut at ``FLOOR``. The teacher that is told
+nothing tosses a coin, and so do students of plain OPD: 0.5 by construction. One who ``trust``-s the check as far as it
+deserves is a harder baseline.
 """
 
 from __future__ import annotations
@@ -93,7 +95,8 @@ class Workflow:
     cue: float = CUE
 
     @classmethod
-    def random(cls, seeds: list[int], cue: float = CUE) -> Workflow:
+    def random(cls, seeds: list[int], cue: float = CUE, trust: float = 0.5) -> Workflow:
+        """trust: how often a teacher that is told nothing does as the check says."""
         logits = []
         for seed in seeds:
             rng = np.random.default_rng(seed)
@@ -102,9 +105,9 @@ class Workflow:
             logits.append(np.stack([common, common]))
             logits[-1][0, :, :TOKENS] += leaning[:, :TOKENS]
             logits[-1][1, :, TOKENS : 2 * TOKENS] += leaning[:, TOKENS:]
-        odds = np.log(TOLD / (1 - TOLD)) / 2
-        told = np.array([[-odds, odds], [odds, -odds]])  # fact 0: the draft is wrong, revise; fact 1: keep
-        return cls(Teacher(np.array(logits)), Teacher(np.zeros((len(seeds), 2, 2, 2)), told), cue)
+        obey = np.array([[-0.5, 0.5], [0.5, -0.5]])  # 0: the draft is wrong, revise; 1: keep
+        told, trusts = (np.log(p / (1 - p)) * obey for p in (TOLD, trust))
+        return cls(Teacher(np.array(logits)), Teacher(np.tile(trusts, (len(seeds), 2, 1, 1)), told), cue)
 
     def beginners(self) -> dict[str, np.ndarray]:
         """Students who know the tokens half-way and their role not at all."""
@@ -206,7 +209,7 @@ def self_check(students: dict, cue: float = CUE) -> dict[str, np.ndarray]:
 
 
 def claims(quick: bool = False) -> list[Claim]:
-    """2 (quick) or 5 seeds, exact probabilities of trained tables."""
+    """2 (quick) or 5 seeds, exact probabilities of trained tables. After ±: the standard deviation over the seeds."""
     n, steps = (2, 300) if quick else (5, 600)
     runs, lam = Workflow.random(list(range(n)) * len(LAMBDAS)), np.repeat(LAMBDAS, n)
     students = train(runs.beginners(), runs, lam, steps=steps)
@@ -214,11 +217,12 @@ def claims(quick: bool = False) -> list[Claim]:
     kl = (np.exp(learned) * (learned - closed)).sum(-1).mean((1, 2)).reshape(-1, n)
     shared, expected = (masses(x)[2].mean((1, 2)).reshape(-1, n) for x in (learned, closed))
     penalty, good = (x.reshape(-1, n) for x in (exchange_penalty(students), good_drafts(learned).mean(1)))
-    checks = {}
-    for name, told, cue in (("plain", False, CUE), ("PAC", True, CUE), ("blind", True, 0.5)):
-        world = Workflow.random(list(range(n)), cue)
+    checks, coin = {}, 0.5
+    cases = [("plain", 0, CUE, coin), ("PAC", 1, CUE, coin), ("blind", 1, 0.5, coin)]
+    for name, told, cue, trust in [*cases, ("fair", 0, CUE, CUE), ("both", 1, CUE, CUE)]:
+        world = Workflow.random(list(range(n)), cue, trust)
         checks[name] = self_check(train(world.beginners(), world, pac=told, steps=steps), cue)
-    plain, told, blind = (checks[name]["success"] for name in ("plain", "PAC", "blind"))
+    plain, told, blind, fair, both = (found["success"] for found in checks.values())
     pac, off = checks["PAC"], abs(told - checks["PAC"]["geometric"]).max()
 
     def show(x: np.ndarray) -> str:
@@ -257,6 +261,11 @@ def claims(quick: bool = False) -> list[Claim]:
             f"{show(told)} against {show(plain)}, Bayes {show(pac['Bayes'])}; over-revises "
             f"{pac['over-revise'].mean():.3f}, keeps wrong {pac['keep wrong'].mean():.3f}",
             verdict(*((d := told - plain).min() >= 0.1 and (told <= pac["Bayes"]).all(), d.max() < 0)),
+        ),
+        Claim(
+            f"PAC still adds 0.05 where the teacher that is told nothing trusts the check, which is right in {CUE:.0%}",
+            f"{show(both)} against {show(fair)} (the bound was set after a first look)",
+            verdict(*((d := both - fair).min() >= 0.05, d.max() < 0)),
         ),
         Claim(
             f"PAC gives the student its teacher's privilege (within 0.05 of the teacher's {TOLD:.2f})",

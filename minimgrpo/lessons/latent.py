@@ -21,7 +21,8 @@ Our choices: a Llama of 121,152 parameters, pretrained here on associative recal
 3e-3 (the paper: 5e-5, a cosine, 64 batches accumulated). What made training stable: input and output embeddings are
 one matrix, as in the small Qwen3. With two, that of the output had a condition number near 50, W inverts it T times,
 gradient norms began at 20 to 100, and one seed of two learned. And 128 episodes a step: with 32 (and two matrices) B
-learned the four values but hardly whose they are (0.33 after 300 steps, 0.4 to 0.6 after 800).
+learned the four values but hardly whose they are (0.33 after 300 steps, 0.4 to 0.6 after 800). And rotary positions
+with theta = 30: with 100, two facts apart look too much alike, and three seeds came out anywhere from 0.6 to 0.8.
 
 What to know of the source. Its gains for Qwen3-8B (AIME24 26.7, GPQA-Diamond 20.2) are **percentage points over the
 single agent** (50.0 to 76.7, 39.9 to 60.1), not accuracies; AIME24 has 30 questions, and no intervals are given. Text
@@ -34,23 +35,34 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import parametrize
 from transformers import DynamicCache, LlamaConfig
-from transformers import LlamaForCausalLM as Llama
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from minimgrpo.lessons import Claim
+from minimgrpo.lessons._latent_lm import (
+    CHANCE,
+    FACTS,
+    KEYS,
+    PROMPT,
+    VALUES,
+    Llama,
+    episodes,
+    fit,
+    lora,
+    pretrain,
+    tiny_lm,
+    written,
+)
 from minimgrpo.sampler import cache_argument
 
-KEYS, VALUES, FACTS = 16, 16, 4
-PROMPT, CHANCE = 2 * FACTS, 1 / VALUES  # tokens that A reads; what a guess gets right
 CHANNELS = ("everything", "nothing", "whole cache", "latent", "permuted", "text", "copied text")
 
 KV = list[tuple[Tensor, Tensor]]  # per layer: keys and values [batch, KV heads, positions, head size]
@@ -66,83 +78,8 @@ class Plan:
     sweep: tuple[int, ...]
 
 
-QUICK = Plan((0,), 200, 60, (1, 4))
-FULL = Plan((0, 1, 2), 200, 350, (1, 2, 4, 8))
-
-
-def tiny_lm(seed: int) -> Llama:
-    """A Llama with random weights; its vocabulary is the keys, then the values."""
-    config = LlamaConfig(
-        vocab_size=KEYS + VALUES,
-        hidden_size=64,
-        intermediate_size=224,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=64,
-        rope_parameters={"rope_type": "default", "rope_theta": 100.0},  # a context of 24, not of thousands
-        bos_token_id=None,
-        eos_token_id=None,
-        tie_word_embeddings=True,
-        initializer_range=0.06,  # 0.02 is for models ten times as wide: attention starts flat and stays so for long
-        attn_implementation="eager",  # it can return its attention, for `pretrain`
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return Llama(config)
-
-
-def episodes(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Keys [n, FACTS], all different, and their values [n, FACTS], independent: another's facts say nothing of mine."""
-    keys = torch.rand(n, KEYS, generator=generator).argsort(-1)[:, :FACTS]
-    return keys, KEYS + torch.randint(VALUES, (n, FACTS), generator=generator)
-
-
-def written(keys: Tensor, values: Tensor) -> Tensor:
-    """Facts as tokens, key value key value ...
-
-    >>> written(torch.tensor([[3, 1]]), torch.tensor([[20, 31]])).tolist()
-    [[3, 20, 1, 31]]
-    """
-    return torch.stack([keys, values], -1).flatten(1)
-
-
-def fit(parameters: Iterable[nn.Parameter], loss: Callable[[], Tensor], steps: int, lr: float) -> None:
-    """AdamW on a new ``loss()`` each step; the rate rises for a tenth of the steps, then falls to 0."""
-    parameters = list(parameters)
-    optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
-    warm = max(steps // 10, 1)
-    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min((s + 1) / warm, (steps - s) / (steps - warm + 1)))
-    for _ in range(steps):
-        loss().backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        rate.step()
-
-
-def pretrain(lm: Llama, steps: int, seed: int, batch: int = 32, repeats: int = 8, lr: float = 3e-3) -> None:
-    """Associative recall: four facts, then eight of them again; the loss is on the repeated values, a little on all.
-
-    Without help no circuit formed within 500 steps. Two more losses say where to look with half of the attention: one
-    head of the first layer from a value to its key, one of the second from a repeated key to the values behind it.
-    """
-    generator = torch.Generator().manual_seed(seed)
-
-    def loss() -> Tensor:
-        keys, values = episodes(batch, generator)
-        again = torch.randint(FACTS, (batch, repeats), generator=generator)
-        tokens = torch.cat([written(keys, values), written(keys.gather(1, again), values.gather(1, again))], 1)
-        out = lm(input_ids=tokens[:, :-1], use_cache=False, output_attentions=True)
-        losses = F.cross_entropy(out.logits.transpose(1, 2), tokens[:, 1:], reduction="none")
-        first, second = (attention[:, 0] for attention in out.attentions)  # of one head each: [B, from, to]
-        to_key = first.diagonal(-1, 1, 2)[:, ::2]
-        behind = tokens[:, PROMPT:-1:2, None] == tokens[:, None, :-2]  # [B, repeated keys, all places but the first]
-        to_value = (second[:, PROMPT::2, 1:] * behind).sum(-1)
-        hints = -(to_key.clamp(1e-6, 0.5).log().mean() + to_value.clamp(1e-6, 0.5).log().mean())
-        return losses[:, PROMPT::2].mean() + 0.2 * losses.mean() + hints
-
-    fit(lm.parameters(), loss, steps, lr)
-    lm.set_attn_implementation("sdpa")
+QUICK = Plan((0,), 250, 60, (1, 4))
+FULL = Plan((0, 1, 2), 250, 350, (1, 2, 4, 8))
 
 
 def forward(lm: Llama, embeds: Tensor, cache: DynamicCache, start: int) -> Tensor:
@@ -197,33 +134,6 @@ def write(lm: Llama, prompt: Tensor, T: int) -> Tensor:
         sent.append(lm.get_input_embeddings()(lm.lm_head(h).argmax(-1)))
         h = forward(lm, sent[-1], cache, prompt.shape[1] + t)
     return torch.cat(sent, 1)
-
-
-class LoRA(nn.Module):
-    """W + (alpha / r) B A, computed when the weight W [out, in] is used; B starts at 0."""
-
-    def __init__(self, W: Tensor, r: int = 8, alpha: int = 16):
-        super().__init__()
-        self.lora_A = nn.Parameter(nn.init.kaiming_uniform_(torch.empty(r, W.shape[1]), a=math.sqrt(5)))
-        self.lora_B = nn.Parameter(torch.zeros(W.shape[0], r))
-        self.scale = alpha / r
-
-    def forward(self, W: Tensor) -> Tensor:
-        return W + self.scale * self.lora_B @ self.lora_A
-
-
-def lora(lm: Llama, seed: int) -> Llama:
-    """A copy of ``lm`` with LoRA in every linear layer but the output head; nothing else can be trained.
-
-    The same as PEFT's; ours makes a weight once a step (``parametrize.cached``), not once for each of its T + 2 uses.
-    """
-    lm = copy.deepcopy(lm).requires_grad_(False)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        for module in list(lm.model.modules()):
-            if isinstance(module, nn.Linear):
-                parametrize.register_parametrization(module, "weight", LoRA(module.weight))
-    return lm
 
 
 def train(lm: Llama, T: int, end_to_end: bool, steps: int, seed: int, batch: int = 128, lr: float = 3e-3) -> Llama:
@@ -341,6 +251,7 @@ def judge(plan: Plan, m: dict[str, np.ndarray]) -> list[Claim]:
     def shown(condition) -> str:
         return "shown" if condition else "not shown"
 
+    gain = m["end-to-end"] - m["detached"]
     guesses, (exact, numeric) = np.concatenate([m["nothing"], m["permuted"]]), m["gradient"].T
     seeds = f"{len(plan.seeds)} seed" + "s" * (len(plan.seeds) > 1)
     free, trained = (", ".join(f"{a:.2f}" for a in m[f"{name} sweep"]) for name in ("free", "end-to-end"))
@@ -366,9 +277,10 @@ def judge(plan: Plan, m: dict[str, np.ndarray]) -> list[Claim]:
             exceeds("detached", "latent", 0.1),
         ),
         Claim(
-            "section 3.3's reading: gradients through the trace are what helps (0.3 above detached)",
-            f"end-to-end {show('end-to-end')}, detached {show('detached')} ({plan.steps} steps)",
-            exceeds("end-to-end", "detached", 0.3),
+            "section 3.3's reading: gradients through the trace are what helps (0.3 above detached on average, "
+            "and above it on every seed)",
+            f"end-to-end {show('end-to-end')}, detached {show('detached')}; the least gain is {gain.min():.3f}",
+            exceeds("end-to-end", "detached") if abs(gain.mean()) > 0.3 else "not shown",
         ),
         Claim(
             "autograd through the cache is the true gradient (1e-4 of a central difference)",

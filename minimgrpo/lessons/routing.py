@@ -258,7 +258,7 @@ def claims(quick: bool = False) -> list[Claim]:
             last["folded"] - last["cold"] + 0.01,
         ),
         compare(
-            f"one judge with a taste (+{BIAS} for one model) reports a larger gain in quality than three judges",
+            f"one judge with a taste (+{BIAS} for one model) reports more gain than three (by construction: how much?)",
             f"one judge {show(one)}, three {show(three)}, none partial {show(lift)}",
             one - three,
         ),
