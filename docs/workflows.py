@@ -2,7 +2,13 @@
 
 Appends one line of JSON for each run to ``data/results/workflows.jsonl``: accuracy of the team and of each role by
 itself on validation questions (one attempt each at T = 1, before and after), accuracy in every step, and the length of
-each role's gradient. Notebooks 08 and 09 read that file.
+each role's gradient. A run takes about a minute of one core. Notebook 09 reads that file, which these made:
+
+    python docs/workflows.py voting eval-opt orch-workers --seeds 0 1 2 3 4 --sharing isolated shared
+    python docs/workflows.py debate advisor swarm --seeds 0 1 2 --sharing isolated shared
+    python docs/workflows.py swarm --seeds 3 4
+    python docs/workflows.py voting eval-opt --seeds 0 1 2 3 4 --credit per-agent difference shapley
+    python docs/workflows.py orch-workers --seeds 0 1 2 --credit per-agent difference shapley
 """
 
 from __future__ import annotations
@@ -60,8 +66,8 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--sharing", nargs="+", choices=SHARINGS, default=["isolated"])
     parser.add_argument("--credit", nargs="+", choices=CREDITS, default=["team"])
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--questions", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=train.WORKFLOW_RUN.steps)
+    parser.add_argument("--questions", type=int, default=train.WORKFLOW_RUN.questions)
     parser.add_argument("--tested", type=int, default=120)
     args = parser.parse_args()
     RESULTS.parent.mkdir(parents=True, exist_ok=True)

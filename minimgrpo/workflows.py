@@ -178,8 +178,15 @@ def reported(question: str, tasks: Sequence[str], reports: Sequence[Said]) -> st
 
 
 def majority(answers: Sequence[Said]) -> str:
-    """The most frequent answer, the earliest of equals; ``UNKNOWN`` when there is none."""
-    counts = Counter(a.text for a in answers if a.text)
+    """The most frequent answer, the earliest of equals; ``UNKNOWN`` when there is none.
+
+    Who says that it does not know abstains, and so does who is left out of a coalition and says so by default: else two
+    who are absent would outvote one who is right, and equal votes would get unequal Shapley values.
+
+    >>> majority([Said("unknown"), Said(""), Said("Accra"), Said("unknown")])
+    'Accra'
+    """
+    counts = Counter(a.text for a in answers if a.text not in ("", UNKNOWN))
     return counts.most_common(1)[0][0] if counts else UNKNOWN
 
 
