@@ -9,13 +9,15 @@ An *episode* is one rollout: what was said, in order, each message a trajectory 
               shapley     the player's Shapley value in this rollout, over all 2^n coalitions
 
 V(S) is played, not estimated: whoever is outside S says the default of its ask, who reads what it read before says what
-it said before, and who reads something else is asked again (``coalition_values``). These extra messages are not trained
-on. The reward is 0.1 format + 0.9 credit; a malformed message gets 0 under team and per-agent credit. Under the other
-two its credit is what it was worth, so that spoiling a message is no way out of a negative one.
+it said before, and who reads something else is asked again (``coalition_values``). N is who spoke in this rollout: a
+player whom only a counterfactual reaches is asked in every coalition. These extra messages are not trained on.
+
+The reward is 0.1 format + 0.9 credit; a malformed message gets 0 under team and per-agent credit. Under the other two
+its credit is what it was worth, so that spoiling a message is no way out of a negative one.
 
 A *group* is the K rollouts of a question at one place: the same player, speaking for the same time. Generators there
 read the same prompt. Aggregators, evaluators, workers and who refines do not: their prompts hold what others said. The
-group's mean is still a valid baseline (it does not depend on the player's own message), only a noisier one; groups of
+group's mean is still a valid baseline (but for one's own share of 1/K, as in any group), only a noisier one; groups of
 equal prompts would mostly have one member, who learns nothing. A place that one rollout alone reached teaches nothing.
 """
 

@@ -69,6 +69,11 @@ def test_the_printed_step_trains_nobody_but_the_orchestrator():
     assert fixed.mean(0).min() >= 0.95
 
 
+def test_an_attribution_that_paid_would_be_seen():
+    gradient = credit.attribution_gradient(pays=0.2)
+    assert gradient.min() > 5 * abs(credit.attribution_gradient().mean())
+
+
 def test_free_riding():
     work = {kind: credit.train_effort(kind, seeds=3, steps=300) for kind in credit.CREDITS}
     workers = {kind: result[0].mean() for kind, result in work.items()}
@@ -85,6 +90,11 @@ def test_chains_by_hand():
     assert patterns.chain(4, repair=0)[0] == pytest.approx(0.85**4)
     success, calls = patterns.chain(1, detect=0.8, alarm=0.2)
     assert success == pytest.approx(0.85 * 0.8 + (0.85 * 0.2 + 0.15 * 0.8) * 0.85) and calls == pytest.approx(1.29)
+    # two steps: the second follows a right one with that probability, and its redo counts as a call
+    s, flagged = success, {"right": 0.85 * 0.2 + 0.15 * 0.8, "wrong": 0.1 * 0.2 + 0.9 * 0.8}
+    assert patterns.chain(2, detect=0.8, alarm=0.2)[1] == pytest.approx(
+        1.29 + 1 + s * flagged["right"] + (1 - s) * flagged["wrong"]
+    )
     assert patterns.chain(5, detect=0.3, alarm=0.3)[0] == pytest.approx(patterns.chain(5)[0])
     assert patterns.chain(5, detect=0.8, alarm=0.2)[0] >= patterns.chain(5)[0] + 0.1
 

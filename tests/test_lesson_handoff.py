@@ -85,11 +85,24 @@ def test_one_cell_has_one_policy_and_twelve_are_the_artifact():
     assert (policy[1] == q[1].argmax(-1)).all()
 
 
+def test_the_holder_hears_the_recipients_cell(monkeypatch):
+    """What crosses is the largest entry of the recipient's row for what *its* interface shows; silent, only its own."""
+    heard = []
+    teams, cells = Teams.random([3, 3]), np.array([4, 4])
+    monkeypatch.setattr(
+        handoff, "update", lambda q, reward, discount, message, alpha: heard.append(message.copy()) or q + 1.0
+    )
+    tables = handoff.ic_q(teams, cells, np.array([1, 0]), (200,))[200]
+    assert (tables[:, :, 4:] == 0).all() and (tables[:, :, :4] > 0).any()
+    talking, silent = np.array(heard).T
+    assert (silent <= talking.max()).all() and 0 < (silent > 0).mean() < (talking > 0).mean()  # a third stay at home
+
+
 def test_values_come_near_the_oracle_and_fall_with_what_is_hidden(measured):
     full = measured["cells"][-1]
     assert (full > 0.93).all() and (full <= 1 + 1e-9).all()
     assert (measured["steps"][-1] == full).all() and (measured["steps"][0] < full).all()
-    assert (measured["cells"][0] < full - 0.15).all()
+    assert (measured["cells"][0] < full - 0.15).all() and (np.diff(measured["cells"].mean(1)) > 0).all()
     assert (measured["silent"] < full - 0.05).all()
     assert (measured["loss"] <= 2 * measured["gap"] / (1 - GAMMA) ** 2 + 0.1 / GAMMA / (1 - GAMMA)).all()
     assert (np.diff(measured["gap"], axis=0) <= 0).all() and (measured["gap"][-1] == 0).all()
@@ -105,3 +118,8 @@ def test_the_verdicts_follow_the_numbers(measured, monkeypatch):
     assert verdicts(cells=ones * np.array([[0.9], [0.8], [0.7], [0.6], [0.1]]))[:3] == ["reversed"] * 3
     assert verdicts(cells=ones * 0.97)[:2] == ["not shown"] * 2
     assert verdicts()[3] == "not shown" and verdicts(gap=measured["gap"] * 0)[3] == "shown"
+
+
+@pytest.mark.lesson
+def test_claims():
+    assert [claim.verdict for claim in handoff.claims()] == ["shown", "shown", "shown", "not shown"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from minimgrpo.lessons import sharing
+from minimgrpo.lessons import _sharing_workflows, sharing
 from minimgrpo.lessons.sharing import COPIES, OTHER, ROLES, World
 
 
@@ -143,8 +143,46 @@ def test_the_acceptance_bounds_on_few_seeds():
     assert (per_agent["accuracy generator"] > broadcast["accuracy generator"]).sum() >= 3
 
 
+def test_coherence_shortens_what_agrees_with_the_mean_of_before(world, monkeypatch):
+    """The aggregator's gradients are U times these; the mean moves by 1/32 of each, so one small -0.1 turns nothing."""
+    E = len(world.base)
+    U, sizes = np.ones_like(world.base), iter([1.0, 1.0, 1.0, -0.1, 1.0])
+    monkeypatch.setattr(sharing, "gradient", lambda step, A: U * (next(sizes) if step.role == "aggregator" else 0.0))
+    ends = []
+    monkeypatch.setattr(sharing, "diagnostics", lambda kind, W, world: ends.append(W) or {})
+    sharing.train(world, "voting", steps=5, lr=1.0, coherence=0.3)
+    moved = ends[0]["aggregator"] - world.base
+    assert moved == pytest.approx(np.full(moved.shape, 1 + 0.7 + 0.7 - 0.1 + 0.7)) and len(moved) == E
+    assert (ends[0]["generator"] == world.base).all()
+
+
+def test_an_anchor_holds_its_own_role_only(world, monkeypatch):
+    monkeypatch.setattr(sharing, "gradient", lambda step, A: np.zeros_like(world.base))
+    monkeypatch.setattr(sharing, "kl_gradient", lambda step, base: np.ones_like(base))
+    ends = []
+    monkeypatch.setattr(sharing, "diagnostics", lambda kind, W, world: ends.append(W) or {})
+    sharing.train(world, "voting", steps=1, lr=0.5, kl={"generator": 0.2})
+    assert np.allclose(ends[0]["generator"] - world.base, -0.5 * 0.2 * 3)  # three copies
+    assert (ends[0]["aggregator"] == world.base).all()
+
+
+def test_contested_votes_by_hand(world, monkeypatch):
+    """Rollouts with one right vote, three, none, two; the aggregator is right in the second and the last."""
+    own = np.array([[1, 0, 0], [1, 1, 1], [0, 0, 0], [1, 1, 0]]).T[:, None, None].astype(float)
+    chosen = np.array([[[0.0, 1.0, 0.0, 1.0]]])
+    one, probs = np.ones((1, 1, 4)), np.full((1, 1, 4, 7), 1 / 7)
+    steps = [sharing.RoleStep("generator", j, None, None, probs, None, own[j], one) for j in range(3)]
+    steps.append(sharing.RoleStep("aggregator", 0, None, None, probs, None, chosen, one))
+    monkeypatch.setattr(_sharing_workflows, "rollout", lambda *_: (steps, chosen))
+    found = sharing.diagnostics("voting", {}, world)
+    assert found["contested recovery"] == pytest.approx([0.5]) and found["team"] == pytest.approx([0.5])
+    assert found["accuracy generator"] == pytest.approx([0.5]) and found["entropy aggregator"] == pytest.approx(
+        np.log(7)
+    )
+
+
 @pytest.mark.lesson
 def test_claims():
     shown, no, other = "shown", "not shown", "reversed"
     found = {c.claim: c.verdict for c in sharing.claims()}
-    assert list(found.values()) == [shown, no, shown, shown, no, no, no, other, other, other, other, no], found
+    assert list(found.values()) == [shown, no, shown, shown, no, no, no, no, other, other, other, other, no], found

@@ -244,6 +244,78 @@ def episodes_of(name, scripted, script, rollouts=2):
     return workflow_play.play(name, cast, Tools(PAGES, k=1), [GHANA], rollouts, Limits(), 1.0, (0,))
 
 
+def test_equal_votes_are_worth_the_same_whatever_their_seat(scripted):
+    """An aggregator that finds Accra wherever it is: two right votes share what they are worth."""
+    for votes, expected in (
+        (("Accra", "Accra", "Lagos"), [0.5, 0.5, 0, 0]),
+        (("Lagos", "Accra", "Accra"), [-1 / 6, 0.5, 0.5, 1 / 6]),  # without the others Lagos has the majority
+    ):
+
+        def script(role, user, row, turn, votes=votes):
+            return f"{ANSWER} {'Accra' if role == 'aggregator' else votes[row % 3]}"
+
+        (episode,) = episodes_of("voting", scripted, script, rollouts=1)
+        values = workflow_play.coalition_values(
+            "voting",
+            [episode],
+            "shapley",
+            lambda batch: [Said("Accra" if "- Accra" in turn.ask.text else "unknown") for _, turn in batch],
+        )
+        workflow_play.settle([episode], "shapley", values)
+        assert [t.reward_parts["credit"] for _, t in episode.turns] == pytest.approx(expected)
+
+
+def test_the_advisors_redo_is_another_message_than_its_draft(scripted):
+    """The same prompt twice: what was said the first time is not what was said the second time."""
+
+    def script(role, user, row, turn):
+        return "incorrect" if role == "evaluator" else f"{ANSWER} Lagos"
+
+    (episode,) = episodes_of("advisor", scripted, script, rollouts=1)
+    assert [t.agent for _, t in episode.turns] == ["generator", "evaluator", "generator"]
+    redo = episode.turns[2][1]
+    redo.messages[-1]["content"], redo.result, episode.answer = f"{ANSWER} Accra", "Accra", "Accra"
+    (values,) = workflow_play.coalition_values("advisor", [episode], "shapley", lambda batch: [Said("incorrect")])
+    # players: generator, evaluator. Alone the generator's draft stands, Lagos; together the redo is right
+    assert values.tolist() == [0, 0, 0, 1]
+
+
+def test_who_speaks_in_a_counterfactual_only_is_asked_in_every_coalition(scripted):
+    def script(role, user, row, turn):
+        return f"{ANSWER} Lagos"
+
+    (episode,) = episodes_of("orch-workers", scripted, script, rollouts=1)
+    assert episode.players == [("orchestrator", 0)] and episode.answer == "Lagos"
+    asked = []
+
+    def ask(batch):
+        asked.extend(turn.ask.role for _, turn in batch)
+        return [Said("Accra") for _ in batch]
+
+    (values,) = workflow_play.coalition_values("orch-workers", [episode], "difference", ask)
+    assert asked == ["worker", "synthesizer"] and values.tolist() == [1, 0]  # without it the question is delegated
+    workflow_play.settle([episode], "difference", [values])
+    assert by_place([episode], "reward") == [[pytest.approx(0.1 - 0.9)]]
+    # a malformed message is not spared what it did: 0 for its form, and its (negative) worth
+    episode.turns[0][1].stop_reason = "format"
+    workflow_play.settle([episode], "difference", [values])
+    assert by_place([episode], "reward") == [[pytest.approx(-0.9)]]
+
+
+def test_a_worker_is_right_on_any_step_of_the_question(scripted):
+    second = Step("Find the capital of Nigeria", "search", "capital Nigeria", "Abuja")
+    both = replace(GHANA, steps=(TASK, second))
+
+    def script(role, user, row, turn):
+        said = {"orchestrator": "Find the capital of Nigeria", "synthesizer": f"{ANSWER} Accra"}
+        return said.get(role, "Abuja")
+
+    cast = Cast(scripted(script), {role: role for role in ROLES["orch-workers"]})
+    (episode,) = workflow_play.play("orch-workers", cast, Tools(PAGES, k=1), [both], 1, Limits(), 1.0, (0,))
+    workflow_play.settle([episode], "per-agent")
+    assert by_place([episode], "reward") == [[1.0, 1.0, 1.0]]
+
+
 def test_eval_opt_groups_by_how_often_a_player_spoke(scripted):
     def script(role, user, row, turn):
         if role == "evaluator":
@@ -499,6 +571,67 @@ def test_roles_read_in_demonstrations_what_workflows_show_them():
     refining = [lines[-1].startswith("not correct: ") for lines in opened("generator")]
     assert 5 < sum(refining) < 40
     assert {len(lines) for lines in opened("synthesizer")} == {2, 3}
+
+
+def test_roles_do_in_demonstrations_what_their_shares_say(monkeypatch):
+    """The last message of 400 conversations, with and without the right answer; 4 standard errors are at most 0.1."""
+    demonstrator = RoleDemonstrator(random.Random(1), PIECES)
+    demonstrator.mistakes = False  # well-formed throughout
+
+    def share(role, what):
+        return sum(bool(what(demonstrator.role(role).messages)) for _ in range(400)) / 400
+
+    def says(word):
+        return lambda messages: messages[-1].content == word
+
+    question, attempt = demonstrator._question, demonstrator._attempt
+    for right, verdict in ((True, "correct"), (False, "incorrect")):
+        monkeypatch.setattr(
+            demonstrator, "_attempt", lambda right=right: (GHANA, Said("Accra" if right else "Lagos", "search: Ghana"))
+        )
+        assert share("evaluator", says(verdict)) == pytest.approx(0.55 + 0.45 / 2, abs=0.1)
+        # one of the three is certain to be that attempt; the others are right in 40 %
+        most = share("aggregator", lambda m: m[-1].content == f"{ANSWER} Accra")
+        assert (0.4 < most < 0.75) if right else most < 0.4
+    monkeypatch.setattr(demonstrator, "_attempt", attempt)
+    tried = [attempt() for _ in range(400)]
+    right = [(q, said) for q, said in tried if said.text == q.answer]
+    assert 0.4 < len(right) / len(tried) < 0.6
+    whole = [len(q.steps) == len([line for line in said.work.split("\n") if line]) for q, said in right]
+    assert sum(whole) > 0.95 * len(whole)  # a wrong answer is now and then right by luck
+    done = share("controller", lambda m: m[-1].content == "done" or "\n- " not in m[0].content)
+    assert done == pytest.approx(0.25 + 0.75 * 0.6, abs=0.1)  # a quarter has no answers yet: nothing to be done with
+
+    draw = demonstrator._draw
+    with monkeypatch.context() as patch:
+        patch.setattr(demonstrator, "_draw", lambda shares: "majority" if "majority" in shares else draw(shares))
+        votes = [demonstrator.role("aggregator").messages for _ in range(100)]
+    for messages in votes:
+        answers = [Said(line.removeprefix("- ")) for line in messages[0].content.split("\n")[1:]]
+        assert messages[-1].content == f"{ANSWER} {workflows.majority(answers)}"
+
+    monkeypatch.setattr(demonstrator, "_question", lambda: (GHANA, "capital"))
+    assert share("orchestrator", says(TASK.task)) == pytest.approx(0.5, abs=0.1)
+    assert share("solver", says(f"{ANSWER} unknown")) == 1
+    puzzles = iter(lambda: question(), None)
+    monkeypatch.setattr(demonstrator, "_question", lambda: next(q for q in puzzles if not q[1]))
+    fixed = demonstrator._question()
+    monkeypatch.setattr(demonstrator, "_question", lambda: fixed)
+    assert share("solver", says(f"{ANSWER} {fixed[0].answer}")) == pytest.approx(0.8, abs=0.1)
+
+    sums = next(q for q in puzzles if q[0].kind == "calculation")
+    monkeypatch.setattr(demonstrator, "_question", lambda: sums)
+    operator = "+" if " plus " in sums[0].question else "-"
+
+    def computed(messages):
+        if len(messages) < 4:
+            return False
+        a, b = (line.rpartition(": ")[2] for line in messages[0].content.split("\n")[1:])
+        return f"{a} {operator} {b}" in messages[1].content and (
+            not (a.isdecimal() and b.isdecimal()) or messages[-1].content == f"{ANSWER} {eval(f'{a} {operator} {b}')}"
+        )
+
+    assert share("synthesizer", computed) == pytest.approx(0.65, abs=0.1)
 
 
 def test_an_adapter_that_is_shared_sees_all_its_roles_shuffled(load):

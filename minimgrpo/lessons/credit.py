@@ -117,14 +117,15 @@ def train_team(loss, seeds: int = 5, steps: int = 200, questions: int = 8, group
     return logits.softmax(-1).gather(-1, right[..., None])[..., 0].mean(1).detach()
 
 
-def attribution_gradient(seeds: int = 20, group: int = 8, batches: int = 200) -> np.ndarray:
+def attribution_gradient(seeds: int = 20, group: int = 8, batches: int = 200, pays: float = 0.0) -> np.ndarray:
     """The orchestrator's mean gradient towards weighting the one worker who works, under its own GRPO [seeds].
 
     It writes the weights (four choices) after worker 0 or nobody worked; the reward is V, which they do not change.
+    (If they did, by ``pays`` for the right choice, this gradient would see it.)
     """
     rng = np.random.default_rng(0)
     choice = rng.integers(4, size=(seeds, batches, group))
-    V = 0.5 * (rng.random(choice.shape) < 0.5)
+    V = 0.5 * (rng.random(choice.shape) < 0.5) + pays * (choice == 0)
     A = group_advantages(torch.from_numpy(V)).numpy()
     return (A * ((choice == 0) - 0.25)).mean((1, 2))
 

@@ -123,7 +123,8 @@ def ic_q(
     """IC-Q for R runs at once; run r lives in team r. Returns the tables [R, N, X, Y, A] at each of ``marks``.
 
     cells: [R] pieces of the interface (rows of the table beyond them stay 0).
-    talk: [R] 1 if the recipient answers with its scalar, 0 if the holder hears 0 instead.
+    talk: [R] 1 if another recipient answers with its scalar, 0 if the holder hears 0 instead. Who keeps the artifact
+    looks into its own table either way: nothing crosses.
     """
     rng, runs, tables = np.random.default_rng(seed), len(cells), {}
     rows, actions = np.arange(runs), OPERATIONS * AGENTS
@@ -141,7 +142,7 @@ def ic_q(
         reward = teams.pay[rows, who, x, y, operation] * (1 - discount) / (1 - GAMMA)
         x_next = np.minimum((cumulative[rows, who, x, operation] < u[3, :, None]).sum(-1), STATES - 1)
         y_next = (u[4] * PRIVATE).astype(int)
-        message = talk * q[rows, to, see(x_next, cells), y_next].max(-1)
+        message = np.where((talk == 1) | (to == who), q[rows, to, see(x_next, cells), y_next].max(-1), 0.0)
         here = (rows, who, o, y, a)
         visits[here] += 1
         q[here] = update(q[here], reward, discount, message, visits[here] ** -0.7)

@@ -198,8 +198,8 @@ def claims(quick: bool = False) -> list[Claim]:
         Claim(
             "atlas-lm: and becomes more accurate, without a reward (every seed)",
             f"{each(correct[0])} before, {each(correct[1])} after, teacher {each(correct[2])}; format "
-            f"{form[0].mean():.2f}, {form[1].mean():.2f}, {form[2].mean():.2f} ({of}; a share's standard error is at most "
-            f"{(0.25 / asked) ** 0.5:.2f})",
+            f"{form[0].mean():.2f}, {form[1].mean():.2f}, {form[2].mean():.2f} ({of}; standard error of a share "
+            f"at most {(0.25 / asked) ** 0.5:.2f})",
             verdict(correct[1] - correct[0]),
         ),
     ]
