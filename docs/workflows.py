@@ -4,11 +4,8 @@ Appends one line of JSON for each run to ``data/results/workflows.jsonl``: accur
 itself on validation questions (one attempt each at T = 1, before and after), accuracy in every step, and the length of
 each role's gradient. A run takes about a minute of one core. Notebook 09 reads that file, which these made:
 
-    python docs/workflows.py voting eval-opt orch-workers --seeds 0 1 2 3 4 --sharing isolated shared
-    python docs/workflows.py debate advisor swarm --seeds 0 1 2 --sharing isolated shared
-    python docs/workflows.py swarm --seeds 3 4
-    python docs/workflows.py voting eval-opt --seeds 0 1 2 3 4 --credit per-agent difference shapley
-    python docs/workflows.py orch-workers --seeds 0 1 2 --credit per-agent difference shapley
+    python docs/workflows.py voting eval-opt orch-workers debate advisor swarm --seeds 0 1 2 --sharing isolated shared
+    python docs/workflows.py voting eval-opt --seeds 0 1 2 --credit per-agent difference shapley
 """
 
 from __future__ import annotations
