@@ -87,6 +87,7 @@ def test_a_failed_call_costs_its_tokens_again_a_retry_and_a_mark(monkeypatch):
     for teacher in (None, graph):  # on its first visits the graph follows the pipeline
         episode = routing.run_episode(teacher, "plain", random.Random(0))
         assert episode["tokens"] == tokens and episode["reward"] == pytest.approx(expected)
+    assert all(row["mean"] == pytest.approx(expected) and row["tokens"] == tokens for row in graph.audit())
     failures = {row["action"]: (row["visits"], row["failures"]) for row in graph.audit()}
     assert failures["web"] == (1, 1) and sum(f for _, f in failures.values()) == 1
 

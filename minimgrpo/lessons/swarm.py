@@ -192,7 +192,7 @@ def reliability(draws: int = 4000, seed: int = 0) -> tuple[np.ndarray, np.ndarra
 ARMS = {
     "base": {},
     "act": {"act": act_rule},
-    "leave": {"act": lambda c, d, share, progress: (c, d)},  # the control: c and d as they start, nobody says anything
+    "leave": {"act": lambda c, d, share, progress: (c, d)},  # the control: c and d stay as they start
     "coop": {"coop": coop_rule},
     "full": {"act": act_rule, "coop": coop_rule},
 }
