@@ -1,5 +1,7 @@
 """Lesson 16: each rule by hand, the executor's invariants, closed forms, and what the lesson claims."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -64,6 +66,23 @@ def test_one_learns_from_better_levels_only():
     team.internal()
     moved = (team.x - before).ravel()
     assert (moved <= 0).all() and (moved[4:] < 0).all() and moved[0] == 0
+
+
+def test_an_internal_step_by_hand():
+    """The numbers 1 .. 12 in four levels of three; v = 1, r1 = r2 = 1/2, r3 = 1; of a level the middle one teaches."""
+    draws = iter([[0.9, 0.0], [0.5, 0.5], [0.5, 0.5, 1.0]])  # levels of the teachers, which of its level, r
+    team = Swarms("sphere", np.zeros((1, 1, 1)), 12, np.random.default_rng(0))
+    team.x, team.v = np.arange(1.0, 13.0).reshape(1, 1, 12, 1), np.ones((1, 1, 12, 1))
+    team.rng = SimpleNamespace(
+        gumbel=lambda size: np.zeros(size),
+        random=lambda shape: np.ones(shape) * np.reshape(next(draws), (-1, *[1] * (len(shape) - 1))),
+    )
+    team.internal()
+    moved = team.x.ravel()
+    assert moved[:3].tolist() == [1, 2, 3]  # the best level stays
+    # 4 learns from 2 and 2, 7 from 2 and 5, 10 from 2 and 8: the better of the two counts as the first
+    by_hand = [4 + 0.5 - 0.5 * 2 - 0.4 * 2, 7 + 0.5 - 0.5 * 5 - 0.4 * 2, 10 + 0.5 - 0.5 * 8 - 0.4 * 2]
+    assert moved[[3, 6, 9]] == pytest.approx(by_hand)
 
 
 def test_an_internal_step_keeps_a_random_part_of_the_velocity():

@@ -244,6 +244,21 @@ def episodes_of(name, scripted, script, rollouts=2):
     return workflow_play.play(name, cast, Tools(PAGES, k=1), [GHANA], rollouts, Limits(), 1.0, (0,))
 
 
+def test_questions_are_groups_of_their_own(scripted):
+    """An easy question, always right, does not make the rollouts of a hard one look bad."""
+    easy = replace(GHANA, task_id="easy", question="What is the capital of Ghana, Accra?")
+
+    def script(role, user, row, turn):
+        right = "- Accra" in user if role == "aggregator" else "Accra?" in user or row < 3
+        return f"{ANSWER} {'Accra' if right else 'Lagos'}"
+
+    cast = Cast(scripted(script), {role: role for role in ROLES["voting"]})
+    episodes = workflow_play.play("voting", cast, Tools(PAGES, k=1), [GHANA, easy], 2, Limits(), 1.0, (0,))
+    assert [e.answer for e in episodes] == ["Accra", "Lagos", "Accra", "Accra"]
+    workflow_play.settle(episodes, "team")
+    assert by_place(episodes, "advantage") == [[1] * 4, [-1] * 4, [0] * 4, [0] * 4]
+
+
 def test_equal_votes_are_worth_the_same_whatever_their_seat(scripted):
     """An aggregator that finds Accra wherever it is: two right votes share what they are worth."""
     for votes, expected in (
@@ -373,6 +388,8 @@ def test_debate_and_swarm_on_a_policy(scripted):
         ["controller", who, "controller"] for who in ("solver", "generator")
     ]
     assert by_place(episodes, "advantage") == [[-1, 0, -1], [1, 0, 1]]  # the same place: the controller's
+    workflow_play.settle(episodes, "per-agent")  # a route is not right by itself: the controller is paid the outcome
+    assert by_place(episodes, "reward") == [[0.1, 0.1, 0.1], [1.0, 1.0, 1.0]]
 
 
 def test_a_malformed_message_earns_nothing_and_says_nothing(scripted):

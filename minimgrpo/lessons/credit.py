@@ -189,7 +189,7 @@ def claims(quick: bool = False) -> list[Claim]:
             shown(*((d := welfare["group-mean Shapley"] - welfare["Shapley"]).min() >= 0, d.max() < 0)),
         ),
         Claim(
-            "the orchestrator's constant weights change what GRPO teaches a worker",
+            "the orchestrator's constant weights change what GRPO teaches a worker (who has no private cost)",
             f"weights 0.1 and 0.7: advantages differ by {float((A[0] - A[1]).abs().max()):.0e}",
             shown(not torch.allclose(A[0], A[1], atol=1e-5)),
         ),

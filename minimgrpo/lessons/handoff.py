@@ -123,8 +123,7 @@ def ic_q(
     """IC-Q for R runs at once; run r lives in team r. Returns the tables [R, N, X, Y, A] at each of ``marks``.
 
     cells: [R] pieces of the interface (rows of the table beyond them stay 0).
-    talk: [R] 1 if another recipient answers with its scalar, 0 if the holder hears 0 instead. Who keeps the artifact
-    looks into its own table either way: nothing crosses.
+    talk: [R] 1 if the recipient answers with its scalar, 0 if the holder looks into its own table instead.
     """
     rng, runs, tables = np.random.default_rng(seed), len(cells), {}
     rows, actions = np.arange(runs), OPERATIONS * AGENTS
@@ -142,7 +141,7 @@ def ic_q(
         reward = teams.pay[rows, who, x, y, operation] * (1 - discount) / (1 - GAMMA)
         x_next = np.minimum((cumulative[rows, who, x, operation] < u[3, :, None]).sum(-1), STATES - 1)
         y_next = (u[4] * PRIVATE).astype(int)
-        message = np.where((talk == 1) | (to == who), q[rows, to, see(x_next, cells), y_next].max(-1), 0.0)
+        message = q[rows, np.where(talk == 1, to, who), see(x_next, cells), y_next].max(-1)
         here = (rows, who, o, y, a)
         visits[here] += 1
         q[here] = update(q[here], reward, discount, message, visits[here] ** -0.7)
@@ -161,7 +160,8 @@ def gap(q_star: np.ndarray, cells: int) -> np.ndarray:
 
 def measure(seeds: list[int], marks: tuple[int, ...]) -> dict:
     """Value / oracle's value. "cells": [len(CELLS), E]; "steps": [len(marks), E] at the full interface; "silent": [E],
-    the full interface without the scalar; "random": [E], a random policy; "loss" and "gap": [len(CELLS), E]."""
+    the full interface without the scalar (the holder asks itself); "random": [E], a random policy; "best": [E], the
+    oracle's value; "loss" and "gap": [len(CELLS), E]."""
     teams, last = Teams.random(seeds), max(marks)
     which = np.tile(np.arange(len(seeds)), len(CELLS) + 1)
     cells = np.repeat([*CELLS, STATES], len(seeds))
@@ -178,6 +178,7 @@ def measure(seeds: list[int], marks: tuple[int, ...]) -> dict:
         "silent": value[last][-1] / best,
         "random": np.mean(random, 0) / best,
         "loss": best - value[last][:-1],
+        "best": best,
         "gap": np.stack([gap(q_star, c) for c in CELLS]),
     }
 
@@ -199,13 +200,13 @@ def claims(quick: bool = False) -> list[Claim]:
             "shown" if full.mean() >= 0.98 else "reversed" if full.mean() <= m["random"].mean() else "not shown",
         ),
         Claim(
-            "the more the interface shows, the better (means over teams rise with every refinement)",
+            "the more cells the interface has, the better (means over teams rise from each to the next)",
             f"{', '.join(f'{v:.2f}' for v in means)} with {', '.join(map(str, CELLS))} cells "
             f"(sd up to {m['cells'].std(1, ddof=1).max():.2f}, {over})",
             "shown" if (rises > 0).all() else "reversed" if (rises < 0).all() else "not shown",
         ),
         Claim(
-            "the one scalar is what coordinates: without it the same learner is worse in every team",
+            "the one scalar is what coordinates: who asks its own table instead does worse in every team",
             f"{m['silent'].mean():.3f} without, {full.mean():.3f} with; gain {kept.min():.3f} to {kept.max():.3f}",
             "shown" if (kept > 0).all() else "reversed" if (kept < 0).all() else "not shown",
         ),
